@@ -1,0 +1,49 @@
+"""Sentences for users' mistakes: every one names the field, the value and what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def unknown_name(kind: str, name: object, choices: Iterable[str]) -> str:
+    """The sentence for a name that is not among `choices`, with the nearest valid one offered.
+
+    >>> unknown_name("task", "csqq", ["csqa", "gsm8k"])
+    "unknown task 'csqq'; did you mean 'csqa'? (known: csqa, gsm8k)"
+    """
+    known = sorted(str(choice) for choice in choices)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
+
+
+def check_keys(where: str, given: Mapping[str, Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
+    """Raise ValueError for a key of `given` that is not in `known`, or one of `required` that is missing."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise ValueError(unknown_name(f"key in {where}", key, known))
+    missing = [key for key in required if key not in given]
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(map(repr, missing))}")
+
+
+def check_int(field: str, value: object, minimum: int) -> int:
+    """`value` if it is an int (not a bool) of at least `minimum`; else TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{field} must be an int of at least {minimum}, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{field} must be at least {minimum}, got {value}")
+    return value
+
+
+def check_number(field: str, value: object, minimum: float = -math.inf, maximum: float = math.inf) -> float:
+    """`value` as a float if it is a finite real number within [minimum, maximum]; else TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{field} must be a number, got {value!r}")
+    if not math.isfinite(value) or not minimum <= value <= maximum:
+        raise ValueError(f"{field} must be a finite number in [{minimum:g}, {maximum:g}], got {value!r}")
+    return float(value)
