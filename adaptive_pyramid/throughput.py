@@ -1,0 +1,232 @@
+"""What a configuration should cost: measured forward times and the throughput formulas. No torch.
+
+Units: seconds, tokens, tokens/s. Sources: Polybasic speculative decoding (arXiv 2510.26527: Lemma 3.1, Theorem 3.2),
+PyramidSD (arXiv 2510.12966), and for the expected length of an accepted prefix 2211.17192.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .config import PyramidConfig
+from .errors import check_number
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class CostModel:
+    """c_k(m): seconds for a forward of tier k over m new tokens.
+
+    Linear between measured widths, extended with the last slope beyond them. A tier without a model (a lookup) has no
+    entry and costs 0.
+    """
+
+    def __init__(self, table: Mapping[int, Mapping[int, float]]) -> None:
+        self.table: dict[int, dict[int, float]] = {}
+        for tier, row in table.items():
+            if not row:
+                raise ValueError(f"cost table: tier {tier} has no entries; expected width -> seconds")
+            for width, seconds in row.items():
+                check_number(f"cost of tier {tier} at width {width}", seconds, minimum=0.0)
+            self.table[int(tier)] = {int(width): float(row[width]) for width in sorted(row, key=int)}
+        # Keys as lists, because `seconds` runs for every config that control considers after every block.
+        self._widths = {tier: list(row) for tier, row in self.table.items()}
+
+    def seconds(self, tier: int, width: int) -> float:
+        """Seconds for `width` new tokens of `tier`; 0 for width 0 or a tier without a model."""
+        if width <= 0 or tier not in self.table:
+            return 0.0
+        row, widths = self.table[tier], self._widths[tier]
+        if width in row:
+            return row[width]
+        if len(widths) == 1 or width < widths[0]:
+            return row[widths[0]]
+        right = min(bisect_left(widths, width), len(widths) - 1)
+        low, high = widths[right - 1], widths[right]
+        return row[low] + (row[high] - row[low]) * (width - low) / (high - low)
+
+    def refreshed(self, tier: int, width: int, seconds: float, weight: float = 0.1) -> None:
+        """Pull the cost of the measured widths around `width` towards an observation, by relative error.
+
+        One observation moves the whole row a little less than its own neighbours would suggest: what changes online
+        (clock, thermal state, context length) scales a row rather than bending it.
+        """
+        if tier not in self.table or seconds <= 0:
+            return
+        ratio = seconds / self.seconds(tier, width)
+        # A single outlier (a page fault, another process) must not move the table: at most a factor of two is believed.
+        factor = 1 + weight * (min(max(ratio, 0.5), 2.0) - 1)
+        row = self.table[tier]
+        for known in row:
+            row[known] *= factor
+
+    def to_dict(self) -> dict[int, dict[int, float]]:
+        return {tier: dict(row) for tier, row in self.table.items()}
+
+    def copy(self) -> CostModel:
+        return CostModel(self.table)
+
+
+def measure_costs(forward: Callable[[int, int], float], tiers: Sequence[int], widths: Sequence[int] = WIDTHS,
+                  repeats: int = 3, progress: Callable[[], Any] = lambda: None) -> CostModel:
+    """A CostModel from `forward(tier, width) -> seconds`: medians of interleaved repeats, first call discarded.
+
+    `progress` is called after each of the `len(tiers) * len(widths) * (repeats + 1)` forwards.
+    """
+    samples: dict[tuple[int, int], list[float]] = {(tier, width): [] for tier in tiers for width in widths}
+    for repeat in range(repeats + 1):
+        for (tier, width), values in samples.items():
+            seconds = forward(tier, width)
+            progress()
+            if repeat:
+                values.append(seconds)
+    return CostModel({tier: {width: statistics.median(samples[tier, width]) for width in widths} for tier in tiers})
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a proposer earns at a verifier: `rate` per tested position, when it proposes at all.
+
+    `hit` is the share of requests a proposer answers (a lookup abstains); `fill` caps a proposal at fewer tokens than
+    asked for (a lookup that runs into the end of the text), as a share of the length.
+    """
+
+    rate: float
+    hit: float = 1.0
+    fill: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "hit", "fill"):
+            check_number(f"Acceptance.{name}", getattr(self, name), 0.0, 1.0)
+
+
+def expected_tokens(rate: float, length: float) -> float:
+    """E(a, l) = (1 - a^(l+1)) / (1 - a): tokens one verification emits; l + 1 at a = 1 (arXiv 2211.17192, eq. 1)."""
+    if rate >= 1.0:
+        return length + 1.0
+    return (1.0 - rate ** (length + 1)) / (1.0 - rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """A prediction: tokens and seconds of one block, so that tokens/s is their ratio."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else float("inf")
+
+
+@dataclass
+class ThroughputModel:
+    """Nested throughput of any chain (the recursion of Polybasic's Lemma 3.1 and of PyramidSD's V_QD, V):
+
+        E(a, l)            = (1 - a^(l+1)) / (1 - a)
+        propose_cost(0, n) = n c_0(1)
+        propose_cost(k, n) = n / E(a_k, l_k) * (propose_cost(k-1, l_k) + c_k(l_k + 1))
+        tokens/s           = E(a_N, l_N) / (propose_cost(N-1, l_N) + c_N(l_N + 1))
+
+    Args:
+        costs: forward times.
+        acceptance: (proposer, verifier) -> Acceptance. A proposer that is itself a verified tier is named by its own
+            index: what tier 1 emits, at tier 2, is (1, 2). A missing pair raises KeyError.
+        overhead: seconds per verification outside the models.
+    """
+
+    costs: CostModel
+    acceptance: Mapping[tuple[int, int], Acceptance]
+    overhead: float = 0.0
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def predict(self, config: PyramidConfig) -> Throughput:
+        """Tokens and seconds of one block of `config`."""
+        return self._round(config, len(config.route) - 1)
+
+    def propose_seconds(self, config: PyramidConfig, depth: int, n: float) -> float:
+        """Seconds for the tier at `route[depth]` to propose n tokens."""
+        entry = config.route[depth]
+        if depth > 0:
+            one = self._round(config, depth)
+            return n / one.tokens * one.seconds
+        tiers = entry if isinstance(entry, tuple) else (entry,)
+        return n * self.costs.seconds(tiers[0], 1)
+
+    def _round(self, config: PyramidConfig, depth: int) -> Throughput:
+        """One verification by the tier at `route[depth]` and what led to it."""
+        tier = config.route[depth]
+        if depth == 0:
+            return Throughput(1.0, self.costs.seconds(tier, 1) + self.overhead)
+        length = config.stage(tier).length
+        below = config.route[depth - 1]
+        tokens = seconds = 0.0
+        missed = 1.0   # the share of rounds that reach this candidate of a fall-through entry
+        for proposer in below if isinstance(below, tuple) else (below,):
+            earned = self.acceptance[proposer, tier]
+            share, asked = missed * earned.hit, max(1.0, length * earned.fill)
+            missed -= share
+            tokens += share * expected_tokens(earned.rate, asked)
+            drafting = asked * self.costs.seconds(proposer, 1) if depth == 1 else self.propose_seconds(config, depth - 1, asked)
+            seconds += share * (drafting + self.costs.seconds(tier, round(asked) + 1))
+        tokens += missed
+        seconds += missed * self.costs.seconds(tier, 1)
+        return Throughput(tokens, seconds + self.overhead)
+
+
+def polybasic_seconds(tokens: int, forwards: Sequence[int], costs: Sequence[float]) -> float:
+    """Lemma 3.1 of arXiv 2510.26527, target first: T = sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n.
+
+    With L_i = N / F_i and beta = F_n / F_{n-1} from counters this is an identity: sum of F_i T_i.
+    """
+    lengths = [tokens / count for count in forwards]
+    if len(forwards) == 1:
+        return tokens / lengths[0] * costs[0]
+    beta = forwards[-1] / forwards[-2]
+    total = sum(tokens / length * cost for length, cost in zip(lengths[:-1], costs[:-1]))
+    return total + beta * (tokens / lengths[-2]) * costs[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Does tier `tier` pay in `config`? Theorem 3.2's two sides, and the full nested cost with and without it."""
+
+    tier: int
+    with_tier: float
+    without_tier: float
+    cost_ratio: float
+    bound: float
+
+    @property
+    def pays(self) -> bool:
+        return self.with_tier > self.without_tier
+
+    def __str__(self) -> str:
+        verdict = "keep" if self.pays else "drop"
+        return (f"{verdict} tier {self.tier}: {self.with_tier:.1f} tokens/s with it, {self.without_tier:.1f} without; "
+                f"insertion theorem T_new/T_i = {self.cost_ratio:.3f} against its bound {self.bound:.3f}")
+
+
+def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -> Insertion:
+    """What dropping the middle tier `tier` from the route would do.
+
+    The theorem (arXiv 2510.26527, Thm 3.2: insertion pays when T_new / T_i < L_new (1 / L_i - 1 / L_i')) holds the
+    passes of lower tiers fixed; the verdict therefore uses the full nested prediction, and prints both.
+    """
+    depth = config.route.index(tier)
+    if not 0 < depth < len(config.route) - 1:
+        raise ValueError(f"tier {tier} is not a middle tier of route {config.route}")
+    without = config.with_route(config.route[:depth] + config.route[depth + 1:])
+    above = config.route[depth + 1]
+    length_new = model._round(config, depth).tokens
+    length_with = model._round(config, depth + 1).tokens
+    length_without = model._round(without, depth).tokens
+    return Insertion(
+        tier, model.predict(config).tokens_per_second, model.predict(without).tokens_per_second,
+        cost_ratio=model.costs.seconds(tier, 1) / model.costs.seconds(above, 1),
+        bound=length_new * (1 / length_without - 1 / length_with),
+    )
