@@ -1,0 +1,1 @@
+"""The stepping engine: proposing, verifying, drift. Knows nothing of control."""

@@ -1,0 +1,243 @@
+"""The loop: blocks of one target verification each, with another config for every block if the caller likes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from ..config import PyramidConfig, Route, StageConfig, route_label
+from ..request import GenerationRequest
+from ..stats import BlockStats
+from .drafters import ForeignDrafter, Lookup, LookupDrafter, ModelDrafter
+from .drift import DriftBudget
+from .method import Method, resolve
+from .sampling import KeyedNoise, PrivateNoise, Sampler
+from .scorer import Scorer
+from .tiers import FirstOf, Proposer, Run, Stage
+from .tokens import Sequence
+from .verify import Verdict, Verifier
+
+
+@dataclass(slots=True)
+class Block:
+    """What one step produced.
+
+    Args:
+        tokens: new ids, cut at the first stop. stats: the block's numbers.
+        scores, logits: the target's processed and unprocessed scores at those tokens, float32 [n, V].
+    """
+
+    tokens: list[int]
+    stats: BlockStats
+    scores: torch.Tensor
+    logits: torch.Tensor
+
+
+class PyramidDecoder:
+    """Tiers, their caches, and how to step them. Ignorant of control.
+
+    Args:
+        tiers: from draft to target: causal LMs, `Lookup()`, or Hugging Face candidate generators (those without a model
+            of their own can only stand at the bottom of a route). The last must be a model.
+
+    Raises:
+        TypeError: something else among the tiers. ValueError: a model that cannot be decoded with (see `Scorer`).
+    """
+
+    def __init__(self, tiers: SequenceOf[Any]) -> None:
+        tiers = list(tiers)
+        if not tiers or not isinstance(tiers[-1], PreTrainedModel):
+            raise TypeError(f"the last tier must be a transformers model (the target), got {tiers[-1:] or 'no tiers'}")
+        self.tiers = tiers
+        self.target = len(tiers) - 1
+        target_vocabulary = output_width(tiers[-1])
+        self.scorers: dict[int, Scorer] = {}
+        self._drafters: dict[int, Proposer] = {}
+        # A tier must not propose an id that a tier above it cannot embed; masking the law (not dropping the token)
+        # keeps proposals unbiased.
+        usable = target_vocabulary
+        for tier in range(self.target, -1, -1):
+            member = tiers[tier]
+            if isinstance(member, PreTrainedModel):
+                scorer = Scorer(member, tier, target_vocabulary, usable, is_target=tier == self.target)
+                usable = min(usable, scorer.embeddings)
+                self.scorers[tier] = scorer
+                self._drafters[tier] = ModelDrafter(scorer)
+            elif isinstance(member, Lookup):
+                self._drafters[tier] = LookupDrafter(member, tier, usable)
+            elif isinstance(member, CandidateGenerator):
+                self._drafters[tier] = ForeignDrafter(member, tier, usable)
+            else:
+                raise TypeError(f"tier {tier} must be a transformers model, Lookup() or a CandidateGenerator, "
+                                f"got {type(member).__name__}")
+        self.vocab_size = target_vocabulary
+
+    def clear_caches(self) -> None:
+        """Free the memory of every cache; the next call starts cold."""
+        for scorer in self.scorers.values():
+            scorer.clear()
+
+    def check(self, config: PyramidConfig) -> PyramidConfig:
+        """`config` if this decoder can run it, else ValueError."""
+        if config.n_tiers != len(self.tiers):
+            raise ValueError(f"config is for {config.n_tiers} tiers, this pyramid has {len(self.tiers)}")
+        for tier in config.tiers:
+            if tier not in self.scorers and tier not in _bottom(config.route):
+                raise ValueError(f"route {route_label(config.route)}: tier {tier} has no model, so it can only stand at the bottom")
+        return config
+
+    def start(self, request: GenerationRequest, method: str | Method = "pyramid", drift_budget: float | None = None) -> Decoding:
+        """A decoding of one prompt, to be stepped by hand: `while not d.finished: block = d.step(config)`."""
+        return Decoding(self, request, method, drift_budget)
+
+    def blocks(self, request: GenerationRequest, config: PyramidConfig, method: str | Method = "pyramid",
+               drift_budget: float | None = None) -> Iterator[Block]:
+        """Yield blocks until a stop rule ends the text. `send(config)` changes the config from the next block on."""
+        decoding = self.start(request, method, drift_budget)
+        while not decoding.finished:
+            sent = yield decoding.step(config)
+            config = config if sent is None else sent
+
+
+class Decoding:
+    """One prompt being continued.
+
+    Attributes:
+        sequence: prompt and output. finish_reason: None, "length", "eos", "stop_string" or "stopping_criteria".
+        notes: sentences on tiers that left the route, and why.
+    """
+
+    def __init__(self, decoder: PyramidDecoder, request: GenerationRequest, method: str | Method, drift_budget: float | None) -> None:
+        self.decoder = decoder
+        self.request = request
+        self.method = resolve(method, seeded=request.seeded and request.do_sample, drift_budget=drift_budget)
+        self.sequence = Sequence(request.prompt_ids)
+        self.finish_reason: str | None = "length" if request.max_new_tokens == 0 else None
+        self.notes: list[str] = []
+        self._lost: dict[int, str] = {}
+        noise = None
+        if request.do_sample:
+            noise = KeyedNoise(request.seed, decoder.vocab_size) if self.method.coupled else PrivateNoise(request.seed)
+        budget = None if drift_budget is None or self.method.lossless else DriftBudget(drift_budget)
+        self._run = Run(self.sequence, Sampler(request.do_sample, request.processors), noise, request.eos, budget)
+        self._chains: dict[PyramidConfig, Stage] = {}
+        for scorer in decoder.scorers.values():
+            scorer.drain()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def new_ids(self) -> list[int]:
+        return self.sequence.ids[self.sequence.prompt_length :]
+
+    def step(self, config: PyramidConfig) -> Block:
+        """One block under `config`.
+
+        Raises:
+            ValueError: a config for another number of tiers, or a route with a model-less tier above its bottom.
+        """
+        if self.finished:
+            raise RuntimeError(f"this decoding is finished ({self.finish_reason})")
+        started = time.perf_counter()
+        config = self._readable(self.decoder.check(config))
+        position = len(self.new_ids)
+        context = len(self.sequence)
+        run = self._run
+        with torch.inference_mode():
+            verdict, origins = self._chain(config).round(run, self.request.max_new_tokens - position, run.budget)
+        tokens = self._emit(verdict)
+        if run.budget is not None:
+            run.budget.book(verdict.drift[: len(tokens)])
+        verifications, run.verifications = run.verifications, []
+        stats = BlockStats(
+            config=config, position=position, context=context, tokens=len(tokens),
+            seconds=time.perf_counter() - started, verifications=tuple(verifications),
+            forwards=tuple(f for scorer in self.decoder.scorers.values() for f in scorer.drain()),
+            origins=tuple(origins[: len(tokens)]), drift=tuple(verdict.drift[: len(tokens)]),
+            budget_left=None if run.budget is None else run.budget.balance,
+            copies=len(verifications), near_ties=sum(verdict.near_ties[: len(tokens)]),
+        )
+        return Block(tokens, stats, verdict.scores[: len(tokens)], verdict.logits[: len(tokens)])
+
+    def _emit(self, verdict: Verdict) -> list[int]:
+        """Append the verdict's tokens up to the first stop."""
+        request = self.request
+        if not request.checks_every_token:
+            tokens = verdict.tokens
+            self.sequence.accept(tokens)
+        else:
+            tokens = []
+            for i, token in enumerate(verdict.tokens):
+                tokens.append(token)
+                self.sequence.accept([token])
+                self.finish_reason = request.stop_reason(self.sequence.ids, verdict.scores[i : i + 1])
+                if self.finish_reason is not None:
+                    break
+        if tokens[-1] in request.eos:
+            self.finish_reason = "eos"
+        elif self.finish_reason is None and len(self.new_ids) >= request.max_new_tokens:
+            self.finish_reason = "length"
+        return tokens
+
+    def _readable(self, config: PyramidConfig) -> PyramidConfig:
+        """`config` without the tiers that can no longer read this text."""
+        for tier in config.tiers[:-1]:
+            scorer = self.decoder.scorers.get(tier)
+            if tier not in self._lost and scorer is not None and scorer.room(self.sequence) < 0:
+                limit = scorer.max_context
+                reason = (f"its context of {limit} tokens is full" if limit is not None and len(self.sequence) > limit
+                          else f"the text holds an id that its vocabulary of {scorer.embeddings} lacks")
+                self._lost[tier] = reason
+                self.notes.append(f"tier {tier} left the route at token {len(self.new_ids)}: {reason}")
+        return config if not self._lost else config.with_route(_without(config.route, self._lost))
+
+    def _chain(self, config: PyramidConfig) -> Stage:
+        """The recursion for `config`, built once per config."""
+        chain = self._chains.get(config)
+        if chain is None:
+            below = self._bottom_proposer(config) if len(config.route) > 1 else None
+            for tier in config.route[1:] or config.route:
+                scorer = self.decoder.scorers[tier]
+                is_target = tier == self.decoder.target
+                rounding = _rounding(scorer.model.dtype) if is_target else 0.0
+                verifier = Verifier(self.method.rule(is_target), self.method.divergence, self._run.sampler, self._run.noise, rounding)
+                # A pyramid of one tier has no stage to configure, and nothing below that could use it.
+                below = Stage(scorer, below, config.stage(tier) if tier else StageConfig(1), verifier)
+            chain = self._chains[config] = below
+        return chain
+
+    def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
+        proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
+        return proposers[0] if len(proposers) == 1 else FirstOf(proposers)
+
+
+def output_width(model: PreTrainedModel) -> int:
+    """Number of logits the model's head gives."""
+    head = model.get_output_embeddings()
+    width = getattr(head, "out_features", None) or getattr(model.config.get_text_config(), "vocab_size")
+    return int(width)
+
+
+def _bottom(route: Route) -> tuple[int, ...]:
+    return route[0] if isinstance(route[0], tuple) else (route[0],)
+
+
+def _without(route: Route, lost: dict[int, str]) -> Route:
+    bottom = tuple(tier for tier in _bottom(route) if tier not in lost)
+    rest = tuple(tier for tier in route[1:] if tier not in lost)
+    if len(bottom) > 1:
+        return (bottom, *rest)
+    return (*bottom, *rest)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Relative spacing of logits in half precision; 0 where near-ties are not worth counting."""
+    return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0

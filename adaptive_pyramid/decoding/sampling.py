@@ -1,0 +1,151 @@
+"""From logits to the law a token is drawn from, and the two kinds of randomness it is drawn with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Protocol
+
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as hf
+
+from .tokens import Sequence, Tokens
+
+# These look at one row of scores and at nothing before it, so all positions of a proposal go through in one call.
+_ROWWISE = (
+    hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.MinPLogitsWarper, hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper, hf.EtaLogitsWarper, hf.LogitNormalization, hf.InfNanRemoveLogitsProcessor,
+    hf.SuppressTokensLogitsProcessor,
+)
+
+
+class Sampler:
+    """How every tier of one request turns logits into a law.
+
+    Args:
+        do_sample: False = greedy, where laws are point masses on the argmax.
+        processors: Hugging Face processors in the order `generate` applies them; each sees the ids before its position.
+    """
+
+    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None) -> None:
+        self.do_sample = do_sample
+        self.processors = list(processors or [])
+
+    def scores(self, logits: torch.Tensor, sequence: Sequence, tail: Tokens) -> torch.Tensor:
+        """Processed scores, float32 [m, V].
+
+        `logits` [m, V] belong to the last m positions of `sequence` followed by `tail`: row i was computed from all
+        ids but the last m - 1 - i. The input is not modified.
+        """
+        if not self.processors:
+            return logits
+        scores = logits.clone()
+        ids = None
+        for processor in self.processors:
+            if type(processor) in _ROWWISE:
+                scores = processor(None, scores)
+                continue
+            if ids is None:
+                known = torch.tensor(sequence.ids, dtype=torch.long, device=logits.device)
+                ids = torch.cat([known, tail.tensor(logits.device)])[None]
+            end = ids.shape[1] - len(logits) + 1
+            rows = [processor(ids[:, : end + i], scores[i : i + 1]) for i in range(len(logits))]
+            scores = torch.cat(rows)
+        return scores
+
+    @staticmethod
+    def law(scores: torch.Tensor) -> torch.Tensor:
+        """Probabilities, float32 [m, V]."""
+        return torch.softmax(scores, dim=-1)
+
+
+class Noise(Protocol):
+    """Where draws get their randomness from."""
+
+    coupled: bool
+
+    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
+        """One token per row of `laws` [m, V]; row i stands at `position + i`. -> long [m]"""
+
+    def uniform(self, n: int, device: torch.device) -> torch.Tensor:
+        """n numbers in [0, 1), float32 [n]."""
+
+
+class PrivateNoise:
+    """Ordinary independent draws from private generators, one per device; the global ones stay untouched."""
+
+    coupled = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def uniform(self, n: int, device: torch.device) -> torch.Tensor:
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = torch.Generator(device)
+            generator.manual_seed(_mixed(self.seed, len(self._generators)))
+            self._generators[device] = generator
+        return torch.rand(n, generator=generator, device=device)
+
+    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
+        return inverse_cdf(laws, self.uniform(len(laws), laws.device))
+
+
+class KeyedNoise:
+    """Gumbel noise keyed by (seed, position) and shared by all tiers: y = argmax(log p + g_i).
+
+    The draw at a position depends on nothing but the law there, so with a `match` test the output does not depend on
+    drafts, routes or control; two tiers agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
+    Noise is made on the CPU, so that every device sees the same.
+    """
+
+    coupled = True
+
+    def __init__(self, seed: int, vocab_size: int) -> None:
+        self.seed = seed
+        self.vocab_size = vocab_size
+        self._generator = torch.Generator()
+        self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def gumbel(self, position: int) -> torch.Tensor:
+        """g at `position`, float32 [V]."""
+        row = self._rows.get(position)
+        if row is None:
+            self._generator.manual_seed(_mixed(self.seed, position))
+            uniform = torch.rand(self.vocab_size, generator=self._generator, dtype=torch.float32)
+            # -log(-log u) is -inf at u = 0, which float32 `rand` does return about once in 2^24.
+            row = -torch.log(-torch.log(uniform.clamp_min_(torch.finfo(torch.float32).tiny)))
+            self._rows[position] = row
+            if len(self._rows) > 512:
+                self._rows.popitem(last=False)
+        return row
+
+    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
+        rows = [self.gumbel(position + i) for i in range(len(laws))]
+        noise = torch.stack(rows).to(laws.device, non_blocking=True)
+        return (laws.log() + noise).argmax(dim=-1)
+
+    def uniform(self, n: int, device: torch.device) -> torch.Tensor:
+        raise RuntimeError("keyed noise has no independent uniforms: only the `match` family of rules shares it")
+
+
+def inverse_cdf(masses: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw one index per row from unnormalised masses [m, V] with uniforms [m]; an index of mass 0 is never drawn.
+
+    One uniform per draw instead of one per vocabulary entry (`multinomial` fills a whole row with exponentials).
+    """
+    cumulative = masses.cumsum(dim=-1, dtype=torch.float64 if masses.device.type != "mps" else torch.float32)
+    total = cumulative[:, -1:]
+    wanted = uniforms.to(cumulative.dtype)[:, None] * total
+    index = torch.searchsorted(cumulative, wanted, right=True)
+    # u * total can round up to total itself; the last index with mass is then the right one.
+    last = torch.searchsorted(cumulative, total)
+    return torch.minimum(index, last)[:, 0]
+
+
+def _mixed(seed: int, key: int) -> int:
+    """A 63-bit seed from (seed, key): nearby seeds and positions must not share a stream."""
+    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

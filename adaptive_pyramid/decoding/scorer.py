@@ -1,0 +1,233 @@
+"""One model and its KV cache. The only file that knows caches.
+
+A scorer is given the whole text every time. It keeps the longest prefix in common with what it has cached, crops the
+rest and feeds the remainder; nobody else says crop, commit or rollback, so any number of caches needs no coordination.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..stats import Forward
+from .tokens import Sequence, Tokens
+
+
+_ANY_LENGTH = 1 << 30
+
+
+class _RoomyLayer(DynamicLayer):
+    """A cache layer with spare room at its end: appending copies the new entries only, cropping copies nothing.
+
+    The stock layer concatenates, which moves the whole cache at every forward: work that grows with the context.
+    """
+
+    _room: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self._room = None
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.get_seq_length()
+        end = length + key_states.shape[-2]
+        if self._room is None or end > self._room[0].shape[-2]:
+            self._room = self._larger(key_states, length, end), self._larger(value_states, length, end, value=True)
+        keys, values = self._room
+        keys[..., length:end, :] = key_states
+        values[..., length:end, :] = value_states
+        self.keys, self.values = keys[..., :end, :], values[..., :end, :]
+        return self.keys, self.values
+
+    def _larger(self, states: torch.Tensor, length: int, end: int, value: bool = False) -> torch.Tensor:
+        room = states.new_empty(*states.shape[:-2], max(256, end + end // 2), states.shape[-1])
+        if length:
+            room[..., :length, :] = self.values if value else self.keys
+        return room
+
+
+class Scorer:
+    """Logits of one tier for any text, at the cost of the part it has not seen.
+
+    Args:
+        model: a decoder-only causal LM. tier: its index, for the statistics.
+        vocab_size: width of the returned logits (the target's): ids the model lacks get -inf.
+        usable_ids: ids from here on are masked with -inf too, because a tier above could not embed them.
+        is_target: a target reads whatever `generate` would; other tiers leave the route at their limits.
+
+    Raises:
+        ValueError: encoder-decoder models, and models whose cache cannot be rolled back (recurrent, linear attention).
+    """
+
+    def __init__(self, model: PreTrainedModel, tier: int, vocab_size: int, usable_ids: int, is_target: bool) -> None:
+        check_croppable(model, tier)
+        self.model = model
+        self.tier = tier
+        self.vocab_size = vocab_size
+        self.usable_ids = usable_ids
+        self.device = model.get_input_embeddings().weight.device
+        self.embeddings = model.get_input_embeddings().num_embeddings
+        self.is_target = is_target
+        self.max_context = context_limit(model, only_hard=is_target)
+        self.log: list[Forward] = []
+        self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
+        self._keeps_few_logits = model._supports_logits_to_keep()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the cached text and free its memory."""
+        # Without a config: a cache built for a sliding window trims itself on crop and cannot be rolled back twice.
+        self._cache = DynamicCache()
+        self._cache.layer_class_to_replicate = _RoomyLayer
+        self._ids: list[int] = []            # cached ids known on the host
+        self._tail: Tokens | None = None     # drafted ids cached behind them, perhaps not yet known on the host
+        self._tail_fed = 0
+        self._text: Sequence | None = None   # whose verified ids `_agreed` leading cached ids are known to equal
+        self._agreed = 0
+
+    def room(self, sequence: Sequence) -> int:
+        """How many tokens behind `sequence` the model can still read; negative if it cannot read `sequence` itself."""
+        if not self.is_target:
+            if sequence.largest_verified >= self.embeddings:
+                return -1
+            if any(token >= self.embeddings for token in sequence.ids[sequence.verified :]):
+                return -1
+        return _ANY_LENGTH if self.max_context is None else self.max_context - len(sequence)
+
+    def logits(self, sequence: Sequence, tail: Tokens, last: int) -> torch.Tensor:
+        """Unprocessed logits after each of the `last` last tokens of `sequence` followed by `tail`.
+
+        Returns:
+            float32 [last, V] on the model's device; row -1 predicts the token after the whole text.
+        """
+        total = len(sequence) + len(tail)
+        keep = min(self._in_common(sequence, tail), total - last)
+        cached = len(self._ids) + self._tail_fed
+        if keep < cached:
+            self._cache.crop(keep - cached)
+        new_ids = self._remember(sequence, tail, keep)
+        width = total - keep
+        self._timer.start()
+        output = self.model(input_ids=new_ids[None], cache=self._cache, use_cache=True,
+                            **({"logits_to_keep": last} if self._keeps_few_logits else {}))
+        logits = output.logits[0, -last:].to(torch.float32)
+        self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, last, keep, seconds)))
+        return self._fitted(logits)
+
+    def drain(self) -> list[Forward]:
+        """Forward passes timed since the last call. On CUDA the newest may be missing: they are read one block late."""
+        self._timer.collect()
+        forwards, self.log = self.log, []
+        return forwards
+
+    def _fitted(self, logits: torch.Tensor) -> torch.Tensor:
+        width = logits.shape[-1]
+        if width > self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+        elif width < self.vocab_size:
+            logits = torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=-torch.inf)
+        if self.usable_ids < min(width, self.vocab_size):
+            logits = logits.clone()
+            logits[:, self.usable_ids :] = -torch.inf
+        return logits
+
+    def _in_common(self, sequence: Sequence, tail: Tokens) -> int:
+        """Length of the longest prefix that the cache shares with `sequence` + `tail`."""
+        if tail is self._tail and self._text is sequence and len(self._ids) == len(sequence):
+            # The drafting loop: same text, one more drafted token. Nothing is compared, nothing read from the device.
+            return len(self._ids) + min(self._tail_fed, len(tail))
+        if self._tail is not None:
+            self._ids += self._tail.host_ids()[: self._tail_fed]
+            self._tail, self._tail_fed = None, 0
+        # Verified ids never change, so what agreed once is not compared again: the cost does not grow with the text.
+        start = min(self._agreed, len(self._ids)) if self._text is sequence else 0
+        limit = min(len(self._ids), len(sequence))
+        common = start
+        cached, wanted = self._ids, sequence.ids
+        while common < limit and cached[common] == wanted[common]:
+            common += 1
+        self._text = sequence
+        self._agreed = min(common, sequence.verified)
+        return common
+
+    def _remember(self, sequence: Sequence, tail: Tokens, keep: int) -> torch.Tensor:
+        """Note that the cache will hold `sequence` + `tail`; returns the ids from `keep` on, on the model's device."""
+        known = len(sequence)
+        parts = []
+        if keep < known:
+            fresh = sequence.ids[keep:]
+            parts.append(torch.tensor(fresh, dtype=torch.long, device=self.device))
+            del self._ids[keep:]
+            self._ids += fresh
+        else:
+            del self._ids[known:]
+        if len(tail):
+            parts.append(tail.since(max(0, keep - known)).to(self.device, non_blocking=True))
+        self._tail, self._tail_fed = tail, len(tail)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def check_croppable(model: PreTrainedModel, tier: int) -> None:
+    """Raise ValueError, with the reason, for a model that this library cannot decode with."""
+    name = type(model).__name__
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"tier {tier}: {name} is an encoder-decoder model; expected a decoder-only causal LM")
+    text_config = config.get_text_config()
+    kinds = set(getattr(text_config, "layer_types", None) or [])
+    recurrent = {kind for kind in kinds if "attention" not in kind or "linear" in kind}
+    if getattr(model, "_is_stateful", False) or recurrent:
+        raise ValueError(f"tier {tier}: {name} keeps a recurrent state that cannot be rolled back when a draft is refused; "
+                         "expected a model whose layers are all attention with a key/value cache")
+
+
+def context_limit(model: PreTrainedModel, only_hard: bool) -> int | None:
+    """Longest text the model can read, or None.
+
+    Rotary positions go on past the trained length, and `generate` lets a target do so (a soft limit); a learned position
+    table has no further rows (a hard one).
+    """
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    soft = getattr(config, "rope_parameters", None) is not None
+    return None if limit is None or (only_hard and soft) else int(limit)
+
+
+class _HostTimer:
+    """Wall time of forwards on a device that runs them synchronously."""
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self, report: Callable[[float], None]) -> None:
+        report(time.perf_counter() - self._started)
+
+    def collect(self) -> None:
+        pass
+
+
+class _CudaTimer:
+    """CUDA events around forwards, read only once they have happened: never a reason to wait."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[[float], None]]] = []
+
+    def start(self) -> None:
+        self._started = torch.cuda.Event(enable_timing=True)
+        self._started.record()
+
+    def stop(self, report: Callable[[float], None]) -> None:
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        self._pending.append((self._started, ended, report))
+
+    def collect(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            started, ended, report = self._pending.pop(0)
+            report(started.elapsed_time(ended) / 1000)

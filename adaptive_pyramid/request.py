@@ -1,0 +1,168 @@
+"""Hugging Face generation keywords, read once into one frozen request."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from .errors import check_int, check_number, unknown_name
+
+# Keywords of `generate` that ask for another algorithm, with what to say about each.
+_UNSUPPORTED = {
+    "num_beams": (1, "beam search"), "num_beam_groups": (1, "group beam search"), "penalty_alpha": (None, "contrastive search"),
+    "dola_layers": (None, "DoLa decoding"), "constraints": (None, "constrained beam search"),
+    "force_words_ids": (None, "constrained beam search"), "num_return_sequences": (1, "several sequences per prompt"),
+    "prompt_lookup_num_tokens": (None, "its own lookup: put Lookup() among the tiers instead"),
+    "assistant_early_exit": (None, "early exit: put truncate(model, ...) among the tiers instead"),
+    "guidance_scale": (None, "classifier-free guidance"), "token_healing": (False, "token healing"),
+    "watermarking_config": (None, "watermarking"), "cache_implementation": (None, "another cache"),
+    "output_attentions": (False, "attentions"), "output_hidden_states": (False, "hidden states"),
+    "prefill_chunk_size": (None, "chunked prefill"),
+}
+_REFUSED_ARGUMENTS = ("assistant_model", "synced_gpus", "negative_prompt_ids", "negative_prompt_attention_mask",
+                      "custom_generate", "inputs_embeds", "past_key_values", "cache", "position_ids", "use_model_defaults")
+_OUR_KEYWORDS = ("stop_strings", "seed", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer",
+                 "return_dict_in_generate", "max_time")
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt and everything about how its continuation is drawn and stopped.
+
+    Args:
+        prompt_ids: token ids, without padding. max_new_tokens: hard limit, never overshot.
+        do_sample: False = greedy. processors: in the order `generate` applies them. eos: ids that end the text.
+        pad_token_id: fills shorter rows of a batch. seed: of sampling; drawn afresh if the caller gave none (`seeded`).
+        stop_strings: end the text where one appears. criteria: Hugging Face stopping criteria. max_time: seconds.
+        output_scores, output_logits: keep the target's processed / unprocessed scores.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int = 20
+    do_sample: bool = False
+    processors: LogitsProcessorList | None = None
+    eos: frozenset[int] = frozenset()
+    pad_token_id: int = 0
+    seed: int = 0
+    seeded: bool = False
+    stop_strings: tuple[str, ...] = ()
+    stop_text: Callable[[Sequence[int]], bool] | None = None
+    criteria: StoppingCriteriaList | None = None
+    output_scores: bool = False
+    output_logits: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("prompt_ids must hold at least one token, got none")
+        check_int("max_new_tokens", self.max_new_tokens, 0)
+
+    @property
+    def checks_every_token(self) -> bool:
+        return bool(self.criteria) or self.stop_text is not None
+
+    def stop_reason(self, ids: Sequence[int], scores: torch.Tensor) -> str | None:
+        """Why generation ends with `ids` (prompt and output so far), if it does; EOS and length are the decoder's."""
+        if self.stop_text is not None and self.stop_text(ids[len(self.prompt_ids) :]):
+            return "stop_string"
+        if self.criteria and bool(self.criteria(torch.tensor([ids]), (scores,)).all()):
+            return "stopping_criteria"
+        return None
+
+
+def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | None, keywords: dict[str, Any],
+                  extra: Sequence[str] = ()) -> tuple[GenerationConfig, dict[str, Any]]:
+    """Generation keywords -> (a private GenerationConfig, our own keywords).
+
+    Neither the model's generation_config nor the caller's is modified. `extra` are further valid names, for the hint.
+
+    Raises:
+        TypeError: an unknown keyword, with the nearest valid one. ValueError: a keyword that asks for an algorithm
+            this library does not run (beams and the like), or an impossible value.
+    """
+    fields = {name for name in GenerationConfig().to_dict() if not name.startswith("_")} | set(_UNSUPPORTED)
+    fields -= {"transformers_version", "generation_kwargs"}
+    for name, value in keywords.items():
+        if name in _REFUSED_ARGUMENTS:
+            if value is None:
+                continue
+            raise ValueError(f"{name} is not supported here; expected it to be left out")
+        if name not in fields and name not in _OUR_KEYWORDS:
+            raise TypeError(unknown_name("generate keyword", name, fields | set(_OUR_KEYWORDS) | set(extra)))
+    ours = {name: keywords[name] for name in _OUR_KEYWORDS if name in keywords}
+    config, unused = model._prepare_generation_config(
+        generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours})
+    for name in unused:
+        raise TypeError(unknown_name("generate keyword", name, fields))
+    for name, (default, what) in _UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value != default and not (name == "guidance_scale" and value == 1):
+            raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
+    if config.use_cache is False:
+        raise ValueError("use_cache=False cannot be honoured: speculative decoding needs its caches")
+    if config.do_sample and config.temperature is not None and not config.temperature > 0:
+        raise ValueError(f"temperature must be above 0 with do_sample=True, got {config.temperature}; "
+                         "for greedy decoding pass do_sample=False")
+    if not config.do_sample and keywords.get("temperature") == 0:
+        warnings.warn("temperature=0 with do_sample=False: greedy decoding, as asked", stacklevel=3)
+    for name, low, high in (("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("repetition_penalty", 1e-9, float("inf"))):
+        value = getattr(config, name)
+        if value is not None and value != high:
+            check_number(name, value, low, min(high, 1e30))
+    for name in ("max_time", "stop_strings"):
+        ours.setdefault(name, getattr(config, name, None))
+    return config, ours
+
+
+def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], config: GenerationConfig, ours: dict[str, Any],
+                  default_length: bool, stop_text: Callable[[Sequence[int]], bool] | None, limit: int | None) -> GenerationRequest:
+    """The request for one prompt, with processors and limits as `model.generate` would set them.
+
+    Args:
+        default_length: neither max_new_tokens nor max_length was given. limit: the target's hard context limit.
+    """
+    import copy
+
+    config = copy.deepcopy(config)
+    prompt = torch.tensor([list(prompt_ids)], dtype=torch.long)
+    device = model.device
+    model._prepare_special_tokens(config, True, device=device, batch_size=1)
+    config = model._prepare_generated_length(config, default_length, config.min_length is None, "input_ids", prompt.shape[1], prompt)
+    max_new = config.max_length - prompt.shape[1]
+    if max_new <= 0 and not (config.max_new_tokens == 0):
+        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {prompt.shape[1]} tokens; "
+                         "expected a larger max_length, or max_new_tokens")
+    if limit is not None and prompt.shape[1] + max_new - 1 > limit:
+        if prompt.shape[1] > limit:
+            raise ValueError(f"the prompt has {prompt.shape[1]} tokens, but {type(model).__name__} has only {limit} positions")
+        clipped = limit - prompt.shape[1] + 1
+        warnings.warn(f"max_new_tokens={max_new} would pass the model's {limit} positions; generating at most {clipped}", stacklevel=4)
+        max_new = clipped
+    processors = model._get_logits_processor(
+        config, input_ids_seq_length=prompt.shape[1], encoder_input_ids=prompt.to(device),
+        prefix_allowed_tokens_fn=ours.get("prefix_allowed_tokens_fn"),
+        logits_processor=LogitsProcessorList(ours.get("logits_processor") or []), device=device, model_kwargs={})
+    criteria = StoppingCriteriaList(ours.get("stopping_criteria") or [])
+    if ours.get("max_time") is not None:
+        from transformers import MaxTimeCriteria
+
+        criteria.append(MaxTimeCriteria(max_time=check_number("max_time", ours["max_time"], 0.0)))
+    seed = ours.get("seed")
+    if seed is not None:
+        check_int("seed", seed, 0)
+    strings = ours.get("stop_strings") or ()
+    eos = config._eos_token_tensor
+    pad = config._pad_token_tensor
+    return GenerationRequest(
+        prompt_ids=tuple(prompt_ids), max_new_tokens=max_new, do_sample=bool(config.do_sample), processors=processors,
+        eos=frozenset() if eos is None else frozenset(eos.tolist()), pad_token_id=0 if pad is None else int(pad),
+        seed=secrets.randbits(62) if seed is None else seed, seeded=seed is not None,
+        stop_strings=(strings,) if isinstance(strings, str) else tuple(strings), stop_text=stop_text, criteria=criteria,
+        output_scores=bool(config.output_scores), output_logits=bool(config.output_logits),
+    )
