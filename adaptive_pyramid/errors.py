@@ -17,7 +17,9 @@ def unknown_name(kind: str, name: object, choices: Iterable[str]) -> str:
     known = sorted(str(choice) for choice in choices)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})"
+    # A list longer than a line or two hides the hint instead of helping.
+    listing = f" (known: {', '.join(known)})" if len(known) <= 20 or not near else ""
+    return f"unknown {kind} {name!r}{hint}{listing}"
 
 
 def check_keys(where: str, given: Mapping[str, Any], known: Iterable[str], required: Iterable[str] = ()) -> None:

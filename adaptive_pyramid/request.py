@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import secrets
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
 
 from .errors import check_int, check_number, unknown_name
 
@@ -40,7 +40,7 @@ class GenerationRequest:
         prompt_ids: token ids, without padding. max_new_tokens: hard limit, never overshot.
         do_sample: False = greedy. processors: in the order `generate` applies them. eos: ids that end the text.
         pad_token_id: fills shorter rows of a batch. seed: of sampling; drawn afresh if the caller gave none (`seeded`).
-        stop_strings: end the text where one appears. criteria: Hugging Face stopping criteria. max_time: seconds.
+        stop_text: says after every token whether the new ids end in a stop string. criteria: Hugging Face stopping criteria.
         output_scores, output_logits: keep the target's processed / unprocessed scores.
     """
 
@@ -52,7 +52,6 @@ class GenerationRequest:
     pad_token_id: int = 0
     seed: int = 0
     seeded: bool = False
-    stop_strings: tuple[str, ...] = ()
     stop_text: Callable[[Sequence[int]], bool] | None = None
     criteria: StoppingCriteriaList | None = None
     output_scores: bool = False
@@ -120,49 +119,58 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
     return config, ours
 
 
-def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], config: GenerationConfig, ours: dict[str, Any],
-                  default_length: bool, stop_text: Callable[[Sequence[int]], bool] | None, limit: int | None) -> GenerationRequest:
+def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: GenerationConfig | None, config: GenerationConfig,
+                  ours: dict[str, Any], keywords: dict[str, Any], stop_text: Callable[[Sequence[int]], bool] | None,
+                  limit: int | None) -> GenerationRequest:
     """The request for one prompt, with processors and limits as `model.generate` would set them.
 
     Args:
-        default_length: neither max_new_tokens nor max_length was given. limit: the target's hard context limit.
+        given: the caller's generation_config. config, ours: from `read_keywords` on `keywords`.
+        limit: the target's hard context limit, or None.
     """
-    import copy
-
     config = copy.deepcopy(config)
     prompt = torch.tensor([list(prompt_ids)], dtype=torch.long)
+    length = prompt.shape[1]
     device = model.device
+    defaults = {name: all(source is None or getattr(source, name, None) is None for source in (given, model.generation_config))
+                and keywords.get(name) is None for name in ("max_length", "min_length")}
     model._prepare_special_tokens(config, True, device=device, batch_size=1)
-    config = model._prepare_generated_length(config, default_length, config.min_length is None, "input_ids", prompt.shape[1], prompt)
-    max_new = config.max_length - prompt.shape[1]
-    if max_new <= 0 and not (config.max_new_tokens == 0):
-        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {prompt.shape[1]} tokens; "
+    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", length, prompt)
+    max_new = config.max_length - length
+    if max_new < 0 or (max_new == 0 and config.max_new_tokens != 0):
+        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {length} tokens; "
                          "expected a larger max_length, or max_new_tokens")
-    if limit is not None and prompt.shape[1] + max_new - 1 > limit:
-        if prompt.shape[1] > limit:
-            raise ValueError(f"the prompt has {prompt.shape[1]} tokens, but {type(model).__name__} has only {limit} positions")
-        clipped = limit - prompt.shape[1] + 1
-        warnings.warn(f"max_new_tokens={max_new} would pass the model's {limit} positions; generating at most {clipped}", stacklevel=4)
-        max_new = clipped
+    if limit is not None and length > limit:
+        raise ValueError(f"the prompt has {length} tokens, but {type(model).__name__} has only {limit} positions")
+    if limit is not None and length + max_new - 1 > limit:
+        warnings.warn(f"max_new_tokens={max_new} would pass the {limit} positions of {type(model).__name__}; "
+                      f"generating at most {limit - length + 1}", stacklevel=4)
+        max_new = limit - length + 1
     processors = model._get_logits_processor(
-        config, input_ids_seq_length=prompt.shape[1], encoder_input_ids=prompt.to(device),
+        config, input_ids_seq_length=length, encoder_input_ids=prompt.to(device),
         prefix_allowed_tokens_fn=ours.get("prefix_allowed_tokens_fn"),
         logits_processor=LogitsProcessorList(ours.get("logits_processor") or []), device=device, model_kwargs={})
     criteria = StoppingCriteriaList(ours.get("stopping_criteria") or [])
     if ours.get("max_time") is not None:
-        from transformers import MaxTimeCriteria
-
         criteria.append(MaxTimeCriteria(max_time=check_number("max_time", ours["max_time"], 0.0)))
     seed = ours.get("seed")
     if seed is not None:
         check_int("seed", seed, 0)
-    strings = ours.get("stop_strings") or ()
-    eos = config._eos_token_tensor
-    pad = config._pad_token_tensor
     return GenerationRequest(
-        prompt_ids=tuple(prompt_ids), max_new_tokens=max_new, do_sample=bool(config.do_sample), processors=processors,
-        eos=frozenset() if eos is None else frozenset(eos.tolist()), pad_token_id=0 if pad is None else int(pad),
+        prompt_ids=tuple(prompt_ids), max_new_tokens=max_new, processors=processors, stop_text=stop_text, criteria=criteria,
         seed=secrets.randbits(62) if seed is None else seed, seeded=seed is not None,
-        stop_strings=(strings,) if isinstance(strings, str) else tuple(strings), stop_text=stop_text, criteria=criteria,
-        output_scores=bool(config.output_scores), output_logits=bool(config.output_logits),
+        output_scores=bool(config.output_scores), output_logits=bool(config.output_logits), **_from_prepared(config),
     )
+
+
+def prepared_request(prompt_ids: Sequence[int], padded_length: int, processors: LogitsProcessorList,
+                     criteria: StoppingCriteriaList, config: GenerationConfig) -> GenerationRequest:
+    """The request for one row of a `generate` call that has already prepared everything (its `custom_generate` hook)."""
+    return GenerationRequest(prompt_ids=tuple(prompt_ids), max_new_tokens=config.max_length - padded_length, processors=processors,
+                             criteria=criteria, seed=secrets.randbits(62), **_from_prepared(config))
+
+
+def _from_prepared(config: GenerationConfig) -> dict[str, Any]:
+    eos, pad = config._eos_token_tensor, config._pad_token_tensor
+    return {"do_sample": bool(config.do_sample), "eos": frozenset() if eos is None else frozenset(eos.tolist()),
+            "pad_token_id": 0 if pad is None else int(pad)}

@@ -110,7 +110,7 @@ class Decoding:
 
     Attributes:
         sequence: prompt and output. finish_reason: None, "length", "eos", "stop_string" or "stopping_criteria".
-        notes: sentences on tiers that left the route, and why.
+        notes: sentences on tiers that left the route, and why. reused: prompt tokens the target has cached already.
     """
 
     def __init__(self, decoder: PyramidDecoder, request: GenerationRequest, method: str | Method, drift_budget: float | None) -> None:
@@ -124,9 +124,11 @@ class Decoding:
         noise = None
         if request.do_sample:
             noise = KeyedNoise(request.seed, decoder.vocab_size) if self.method.coupled else PrivateNoise(request.seed)
-        budget = None if drift_budget is None or self.method.lossless else DriftBudget(drift_budget)
+        self.drift_budget = None if self.method.lossless else drift_budget
+        budget = None if self.drift_budget is None else DriftBudget(self.drift_budget)
         self._run = Run(self.sequence, Sampler(request.do_sample, request.processors), noise, request.eos, budget)
         self._chains: dict[PyramidConfig, Stage] = {}
+        self.reused = decoder.scorers[decoder.target].reusable(self.sequence)
         for scorer in decoder.scorers.values():
             scorer.drain()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..config import Route
+from ..config import PyramidConfig, Route
 from ..errors import check_number, unknown_name
 from .divergence import DIVERGENCES
 
@@ -20,7 +20,8 @@ class Method:
         lower: rule of every stage below the target. top: the target's rule. See `verify` for the four rules.
         divergence: what a `fuzzy` rule compares with tau. `relaxed` compares total variation of the processed laws
             (sampling) or log-prob regret in nats (greedy) whatever stands here, because that is what drifts.
-        shape: the route if it is part of the method: "target", "two" (draft and target) or "all"; None = control chooses.
+        shape: whether the route is part of the method: "target", "two" (draft and target; the config's own pair if it
+            names one) or "all" (the config's route, by default every tier); None = control chooses.
     """
 
     name: str
@@ -55,14 +56,14 @@ class Method:
         """
         return "exact" not in (self.lower, self.top) and (self.lower, self.top) != ("relaxed", "relaxed")
 
-    def route(self, n_tiers: int) -> Route | None:
-        """The method's own route for `n_tiers`, or None if control chooses."""
-        target = n_tiers - 1
-        if self.shape == "target" or (self.shape and n_tiers == 1):
+    def route(self, config: PyramidConfig) -> Route | None:
+        """The route this method runs under `config`; None if control chooses it."""
+        target = config.target
+        if self.shape == "target":
             return (target,)
-        if self.shape == "two":
-            return (0, target)
-        return tuple(range(n_tiers)) if self.shape == "all" else None
+        if self.shape == "two" and target > 0:
+            return config.route if len(config.route) == 2 else (0, target)
+        return config.route if self.shape else None
 
 
 METHODS: dict[str, Method] = {

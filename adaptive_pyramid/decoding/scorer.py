@@ -100,6 +100,10 @@ class Scorer:
                 return -1
         return _ANY_LENGTH if self.max_context is None else self.max_context - len(sequence)
 
+    def reusable(self, sequence: Sequence) -> int:
+        """How many leading tokens of a new text need no forward, because they are cached."""
+        return self._in_common(sequence, Tokens())
+
     def logits(self, sequence: Sequence, tail: Tokens, last: int) -> torch.Tensor:
         """Unprocessed logits after each of the `last` last tokens of `sequence` followed by `tail`.
 

@@ -1,0 +1,82 @@
+"""One prompt under control: where the decoder and a controller meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .control.controller import Controller, RequestInfo
+from .decoding.decoder import Block, Decoding
+from .output import PyramidOutput, StopText
+from .stats import BlockStats, GenerationStats
+
+OnBlock = Callable[[BlockStats, list[int]], None]
+
+
+class Generation:
+    """Steps a decoding with the configs a controller chooses, and collects the result."""
+
+    def __init__(self, decoding: Decoding, controller: Controller, tokenizer: Any, stop_text: StopText | None,
+                 hooks: Sequence[OnBlock]) -> None:
+        self.decoding = decoding
+        self.request = decoding.request
+        self.controller = controller
+        self._tokenizer = tokenizer
+        self._stop_text = stop_text
+        self._hooks = hooks
+        self.stats = GenerationStats(
+            method=decoding.method.name, control_name=controller.name, drift_budget=decoding.drift_budget,
+            seed=self.request.seed if self.request.do_sample else None,
+            drift_unit="total variation" if self.request.do_sample else "nats",
+        )
+        self._scores: list[torch.Tensor] = []
+        self._logits: list[torch.Tensor] = []
+
+    def run(self) -> Iterator[Block]:
+        """Yield blocks until the text ends."""
+        request, decoding = self.request, self.decoding
+        started = time.perf_counter()
+        config = self.controller.start(RequestInfo(
+            len(request.prompt_ids), request.max_new_tokens, request.do_sample, decoding.method.lossless,
+            decoding.drift_budget, reused=decoding.reused))
+        control_seconds = time.perf_counter() - started
+        while not decoding.finished:
+            decision = self.controller.decision
+            block = decoding.step(config)
+            block.stats.decision = decision
+            started = time.perf_counter()
+            config = self.controller.step(block.stats)
+            block.stats.control_seconds = control_seconds + time.perf_counter() - started
+            control_seconds = 0.0
+            self.stats.blocks.append(block.stats)
+            # Rows are split and cloned outside the block: kept whole, they would hold its full [m, V] tensors alive.
+            if request.output_scores:
+                self._scores += [row.clone()[None] for row in block.scores]
+            if request.output_logits:
+                self._logits += [row.clone()[None] for row in block.logits]
+            for hook in self._hooks:
+                hook(block.stats, block.tokens)
+            yield block
+        self.stats.notes += [*decoding.notes, *self.controller.notes]
+
+    @property
+    def text_end(self) -> int | None:
+        """Where the text ends because of a stop string; None if it does not."""
+        return None if self._stop_text is None else self._stop_text.end
+
+    def output(self) -> PyramidOutput:
+        """The result; call it when `run` is exhausted."""
+        request, ids = self.request, self.decoding.new_ids
+        text = None
+        if self._tokenizer is not None:
+            text = self._tokenizer.decode(ids, skip_special_tokens=True)[: self.text_end]
+        return PyramidOutput(
+            sequences=torch.tensor([[*request.prompt_ids, *ids]], dtype=torch.long), ids=ids, text=text, stats=self.stats,
+            finish_reason=self.decoding.finish_reason,
+            scores=tuple(self._scores) if request.output_scores else None,
+            logits=tuple(self._logits) if request.output_logits else None,
+            seed=self.stats.seed,
+        )

@@ -1,0 +1,112 @@
+"""What users pass as a prompt, turned into token ids; and whether all tiers mean the same by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+
+def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list[list[int]], bool]:
+    """-> (token ids of every prompt without padding, whether the caller passed several)
+
+    Raises:
+        TypeError: something that is no prompt. ValueError: an empty prompt, text without a tokenizer, a mask of
+            another shape or with holes.
+    """
+    if isinstance(inputs, Mapping) and "input_ids" in inputs:
+        attention_mask = inputs.get("attention_mask") if attention_mask is None else attention_mask
+        inputs = inputs["input_ids"]
+    if isinstance(inputs, torch.Tensor):
+        if inputs.ndim not in (1, 2) or inputs.is_floating_point():
+            raise TypeError(f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}")
+        inputs = inputs.tolist() if inputs.ndim == 2 else [inputs.tolist()]
+        prompts, batched = _unpadded(inputs, attention_mask), len(inputs) > 1
+    elif _is_ids(inputs) or isinstance(inputs, str) or _is_chat(inputs):
+        prompts, batched = _unpadded([_ids(inputs, tokenizer)], attention_mask), False
+    elif isinstance(inputs, Sequence) and inputs:
+        prompts, batched = _unpadded([_ids(prompt, tokenizer) for prompt in inputs], attention_mask), True
+    else:
+        raise TypeError("a prompt must be text, a list of chat messages, token ids, or a list of these; "
+                        f"got {type(inputs).__name__}{' (empty)' if inputs == [] else ''}")
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty; expected at least one token (a BOS token, say)")
+    return prompts, batched
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+
+
+def _ids(prompt: Any, tokenizer: Any) -> list[int]:
+    if _is_ids(prompt):
+        return list(prompt)
+    if isinstance(prompt, torch.Tensor):
+        return prompt.flatten().tolist()
+    if not isinstance(prompt, str) and not _is_chat(prompt):
+        raise TypeError(f"a prompt must be text, a list of chat messages, or token ids; got {type(prompt).__name__}")
+    if tokenizer is None:
+        raise ValueError("a text prompt needs a tokenizer: pass tokenizer= to the pyramid, or token ids")
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    encoded = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True)
+    return list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
+
+
+def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[list[int]]:
+    if attention_mask is None:
+        return rows
+    mask = torch.as_tensor(attention_mask)
+    mask = (mask if mask.ndim == 2 else mask[None]).tolist()
+    if [len(row) for row in rows] != [len(row) for row in mask]:
+        raise ValueError(f"attention_mask must have the shape of input_ids: rows of {[len(row) for row in rows]}, got {[len(row) for row in mask]}")
+    kept = []
+    for row, keep in zip(rows, mask):
+        used = [i for i, flag in enumerate(keep) if flag]
+        if used and used != list(range(used[0], used[-1] + 1)):
+            raise ValueError("attention_mask must be one run of ones per row; holes inside a prompt are not supported")
+        if used and used[-1] != len(row) - 1:
+            raise ValueError("attention_mask pads on the right; decoder-only models need left padding (padding_side='left')")
+        kept.append([row[i] for i in used])
+    return kept
+
+
+def matching_tokenizer(tiers: Sequence[Any], tokenizer: Any) -> Any:
+    """The tokenizer to use: the given one, else the one saved beside the target; None if there is none.
+
+    Raises:
+        ValueError: two tiers whose saved tokenizers differ; their ids would mean different things.
+    """
+    saved = [(tier, _saved_tokenizer(model)) for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)]
+    known = [(f"tier {tier}", found) for tier, found in saved if found is not None]
+    if tokenizer is not None and hasattr(tokenizer, "get_vocab"):
+        known.append(("tokenizer=", tokenizer))
+    for name, other in known[:-1]:
+        last_name, last = known[-1]
+        if other is not last and other.get_vocab() != last.get_vocab():
+            raise ValueError(f"{name} and {last_name} have different tokenizers ({len(other)} and {len(last)} entries); "
+                             "all tiers of a pyramid must share one")
+    if tokenizer is not None:
+        return tokenizer
+    return saved[-1][1]
+
+
+def _saved_tokenizer(model: PreTrainedModel) -> Any:
+    """The tokenizer beside a model's weights (a directory, or a hub name already in the local cache), if there is one."""
+    name = model.config._name_or_path
+    if not name:
+        return None
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        return None

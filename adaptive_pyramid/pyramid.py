@@ -1,0 +1,266 @@
+"""AdaptivePyramid: models in, text out. Everything else lives behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from .config import PyramidConfig
+from .control.controller import Controller
+from .control.defaults import Pool, default_config, make_controller
+from .decoding.decoder import PyramidDecoder
+from .decoding.method import Method, resolve
+from .generation import Generation, OnBlock
+from .models.families import Family
+from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
+from .profile import Profile
+from .prompts import matching_tokenizer, read_prompts
+from .request import build_request, prepared_request, read_keywords
+
+_CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
+
+
+class AdaptivePyramid:
+    """Pyramid speculative decoding around one target model.
+
+    Args:
+        models: from draft to target (models, `Lookup()`, candidate generators), or a Family.
+        tokenizer: for text; default: the family's, or the one saved beside the target.
+        method: "pyramid" (control chooses the route), "ar", "sd", "fsd", "psd_a", "psd_f", "polybasic" or a Method.
+        profile: a Profile, or the path of one: config, method and taus found by tuning.
+        config: lengths, taus and route to start from (default: the profile's, else short lengths over all tiers).
+        control: "auto" (adapts for method "pyramid", else fixed), "fixed", the name of a bandit policy, or a
+            Controller. Learned state is kept across calls.
+        drift_budget: mean drift allowed per token; None = the output is the target's (for lossless methods).
+
+    Raises:
+        ValueError: different tokenizers, models that cannot be decoded with, a profile for another number of tiers.
+    """
+
+    def __init__(self, models: Family | Sequence[Any], tokenizer: Any = None, *, method: str | Method | None = None,
+                 profile: Profile | str | Path | None = None, config: PyramidConfig | None = None,
+                 control: str | Controller = "auto", drift_budget: float | None = None) -> None:
+        self.family = models if isinstance(models, Family) else None
+        tiers = list(models.models if isinstance(models, Family) else models)
+        self.decoder = PyramidDecoder(tiers)
+        if tokenizer is None and self.family is not None:
+            tokenizer = self.family.tokenizer
+        self.tokenizer = matching_tokenizer(tiers, tokenizer)
+        self.profile = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
+        if self.profile is not None:
+            self.profile.warn_differences(self.description())
+        self.method = method if method is not None else (self.profile.method if self.profile else "pyramid")
+        if config is None:
+            config = self.profile.config if self.profile else default_config(len(tiers))
+        self.config = self.decoder.check(config)
+        self.drift_budget = drift_budget if drift_budget is not None else (self.profile.drift_budget if self.profile else None)
+        resolve(self.method, drift_budget=self.drift_budget)
+        self.control = control
+        self._controllers: dict[str, Controller] = {}
+        self._saved_state: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_pretrained(cls, *names: str | Path, tokenizer: Any = None, profile: Profile | str | Path | None = None,
+                        **keywords: Any) -> AdaptivePyramid:
+        """Load models by name or directory, draft first and target last.
+
+        `keywords` that the constructor knows go there; all others go to `AutoModelForCausalLM.from_pretrained`
+        (dtype, device_map, revision, ...).
+        """
+        from transformers import AutoModelForCausalLM
+
+        if not names:
+            raise ValueError("from_pretrained needs at least one model name: draft, ..., target")
+        own = {name: keywords.pop(name) for name in ("method", "config", "control", "drift_budget") if name in keywords}
+        models = [AutoModelForCausalLM.from_pretrained(name, **keywords).eval() for name in names]
+        return cls(models, tokenizer, profile=profile, **own)
+
+    @classmethod
+    def from_family(cls, name: str, *, task: str | None = None, tokenizer: Any = None,
+                    profile: Profile | str | Path | None = None, **keywords: Any) -> AdaptivePyramid:
+        """Load a family by name; `task` picks the profile that ships for it. Other keywords: the constructor's and `families.load`'s."""
+        from .models import families
+
+        own = {key: keywords.pop(key) for key in ("method", "config", "control", "drift_budget") if key in keywords}
+        if task is not None and profile is None:
+            profile = Profile.shipped(name, task)
+        return cls(families.load(name, **keywords), tokenizer, profile=profile, **own)
+
+    @classmethod
+    def from_profile(cls, path: str | Path, **keywords: Any) -> AdaptivePyramid:
+        """The family a profile was tuned for, with the profile's method and config."""
+        profile = Profile.load(path)
+        return cls.from_family(profile.family, profile=profile, **keywords)
+
+    def description(self) -> dict[str, Any]:
+        """What a profile is compared with: models, devices, dtypes, versions."""
+        import transformers
+
+        models = [scorer.model for scorer in self.decoder.scorers.values()]
+        target = self.decoder.tiers[-1]
+        return {
+            "family": self.family.name if self.family else None,
+            "tiers": [tier_name(tier, self.family, index) for index, tier in enumerate(self.decoder.tiers)],
+            "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."),
+            "parameters": sum(p.numel() for p in models[0].parameters()) if models else 0,
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        }
+
+    def generate(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
+                 streamer: Any = None, on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> PyramidOutput | BatchOutput:
+        """Continue a prompt or a list of prompts.
+
+        Args:
+            inputs: text, a chat (list of messages), token ids (list or tensor), an encoding (`tokenizer(...)`), or a
+                list of any of these. A list gives a BatchOutput, run one after another through warm caches.
+            attention_mask: as in Hugging Face; left padding is stripped.
+            generation_config, streamer: as in Hugging Face (a streamer takes one prompt).
+            on_block: called as f(stats, new_ids) after every block.
+            keywords: Hugging Face generation keywords with their names and defaults (max_new_tokens, do_sample,
+                temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
+                eos_token_id, min_new_tokens, max_time, output_scores, ...), and
+                seed (int): private; for `pyramid` and the fuzzy methods the same seed gives the same ids;
+                method, config, control, drift_budget: as in the constructor, for this call.
+
+        Raises:
+            TypeError: an unknown keyword. ValueError: one that asks for beams and the like, or an impossible value.
+        """
+        with self._lock:
+            prompts, batched = self._prompts(inputs, attention_mask, keywords)
+            if streamer is not None and len(prompts) > 1:
+                raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
+            outputs = []
+            for prompt in prompts:
+                generation = self._generation(prompt, generation_config, keywords, on_block)
+                if streamer is not None:
+                    streamer.put(torch.tensor([prompt]))
+                for block in generation.run():
+                    for token in block.tokens if streamer is not None else ():
+                        streamer.put(torch.tensor([token]))
+                if streamer is not None:
+                    streamer.end()
+                outputs.append(generation.output())
+            return padded_batch(prompts, outputs, generation.request.pad_token_id) if batched else outputs[0]
+
+    def stream(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
+               on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> Iterator[str]:
+        """Yield text as it is verified; the pieces add up to `generate(...).text`. Arguments as in `generate`, one prompt.
+
+        The pyramid is busy until the iterator is exhausted or closed.
+        """
+        if self.tokenizer is None:
+            raise ValueError("stream() yields text and needs a tokenizer: pass tokenizer= to the pyramid")
+        with self._lock:
+            prompts, _ = self._prompts(inputs, attention_mask, keywords)
+            if len(prompts) != 1:
+                raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
+            generation = self._generation(prompts[0], generation_config, keywords, on_block)
+            detokenizer, sent = Detokenizer(self.tokenizer), 0
+            for block in generation.run():
+                for token in block.tokens:
+                    detokenizer.push(token)
+                if generation.decoding.finished:
+                    detokenizer.flush()
+                text = detokenizer.text[: generation.text_end]
+                if len(text) > sent:
+                    yield text[sent:]
+                    sent = len(text)
+
+    def custom_generate(self, model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: Any = None,
+                        stopping_criteria: Any = None, generation_config: Any = None, **model_keywords: Any) -> torch.Tensor:
+        """The pyramid as the loop of `target.generate(..., custom_generate=pyramid.custom_generate)`.
+
+        Sampling, processors and stop rules are those that `generate` prepared. Its interface never passes the streamer
+        on and takes ids alone back: for statistics and streaming use `AdaptivePyramid.generate`.
+        """
+        if model is not self.decoder.tiers[-1]:
+            raise ValueError("custom_generate belongs to the pyramid's own target; call generate() on that model")
+        mask = model_keywords.get("attention_mask")
+        with self._lock:
+            new = []
+            for index, row in enumerate(input_ids):
+                prompt = (row if mask is None else row[mask[index].bool()]).tolist()
+                request = prepared_request(prompt, input_ids.shape[1], logits_processor, stopping_criteria, generation_config)
+                generation = self._start(request, {}, None, ())
+                for _ in generation.run():
+                    pass
+                new.append(generation.decoding.new_ids)
+            width = max(map(len, new))
+            rows = [ids + [request.pad_token_id] * (width - len(ids)) for ids in new]
+            return torch.cat([input_ids, torch.tensor(rows, dtype=torch.long, device=input_ids.device)], dim=1)
+
+    def clear_caches(self) -> None:
+        """Free the memory of every cache; the next call starts cold."""
+        with self._lock:
+            self.decoder.clear_caches()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What control has learned so far, as plain data, by method and kind of decoding."""
+        return {key: controller.state_dict() for key, controller in self._controllers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Warm-start control from the `state_dict()` of another pyramid with the same tiers."""
+        self._saved_state = dict(state)
+        self._controllers.clear()
+
+    def _prompts(self, inputs: Any, attention_mask: Any, keywords: dict[str, Any]) -> tuple[list[list[int]], bool]:
+        if inputs is None and "input_ids" in keywords:
+            inputs = keywords.pop("input_ids")
+        return read_prompts(inputs, attention_mask, self.tokenizer)
+
+    def _generation(self, prompt: list[int], generation_config: GenerationConfig | None, keywords: dict[str, Any],
+                    on_block: OnBlock | Sequence[OnBlock]) -> Generation:
+        own = {name: keywords[name] for name in _CALL_KEYWORDS if name in keywords}
+        target = self.decoder.tiers[-1]
+        config, ours = read_keywords(target, generation_config, {k: v for k, v in keywords.items() if k not in own}, extra=_CALL_KEYWORDS)
+        tokenizer = ours.get("tokenizer") or self.tokenizer
+        stop_text = None
+        if ours["stop_strings"]:
+            if tokenizer is None:
+                raise ValueError("stop_strings need a tokenizer: pass tokenizer= to the pyramid or to this call")
+            strings = ours["stop_strings"]
+            stop_text = StopText(tokenizer, [strings] if isinstance(strings, str) else strings)
+        limit = self.decoder.scorers[self.decoder.target].max_context
+        request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
+        return self._start(request, own, stop_text, on_block)
+
+    def _start(self, request: Any, own: dict[str, Any], stop_text: StopText | None,
+               on_block: OnBlock | Sequence[OnBlock]) -> Generation:
+        method = own.get("method") or self.method
+        budget = own["drift_budget"] if "drift_budget" in own else self.drift_budget
+        decoding = self.decoder.start(request, method, budget)
+        config = self.decoder.check(own.get("config") or self.config)
+        # Whoever passes a config to one call wants that config, unless the call also names a control.
+        control = own.get("control") or ("fixed" if own.get("config") else self.control)
+        controller = self._controller(control, decoding.method, config, request.do_sample, decoding.drift_budget)
+        hooks = (on_block,) if callable(on_block) else tuple(on_block)
+        return Generation(decoding, controller, self.tokenizer, stop_text, hooks)
+
+    def _controller(self, control: str | Controller, method: Method, config: PyramidConfig, do_sample: bool,
+                    budget: float | None) -> Controller:
+        """One controller per way of decoding, kept across calls."""
+        if not isinstance(control, str):
+            return control
+        route = method.route(config)
+        if control == "fixed" or (control == "auto" and route is not None):
+            return make_controller("fixed", route, config, self.pool())
+        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}" + (f"/{budget:g}" if budget else "")
+        if key not in self._controllers:
+            controller = make_controller(control, route, config, self.pool(), drift_budget=budget)
+            if key in self._saved_state:
+                controller.load_state_dict(self._saved_state[key])
+            self._controllers[key] = controller
+        return self._controllers[key]
+
+    def pool(self) -> Pool:
+        """What control may know of the tiers: which have models, and what forwards cost."""
+        weights = {tier: sum(p.numel() * p.element_size() for p in scorer.model.parameters())
+                   for tier, scorer in self.decoder.scorers.items()}
+        costs = self.profile.costs if self.profile is not None else None
+        return Pool.of(len(self.decoder.tiers), weights, costs)
