@@ -43,7 +43,8 @@ class Policy:
         Seed of the private random generator; None draws one from the operating system.
 
     Subclasses define `_scores` (the default `_select` plays the arm of the highest score) and, if they keep more than
-    counts and sums, name the extra attributes (arrays, lists of tuples, plain numbers; without the underscore) in `_state`.
+    counts and sums, name the extra attributes (without the underscore) in `_state`: float arrays, lists of tuples, or
+    plain values.
     """
 
     name: ClassVar[str]

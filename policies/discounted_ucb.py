@@ -11,12 +11,12 @@ from policies.base import Policy, number, positive
 
 
 class DiscountedUCB(Policy):
-    """UCB on observations that fade: ``mean_i + sqrt(exploration * ln(n) / n_i)``, an observation k rounds old
-    counting ``discount ** k`` in n_i, mean_i and ``n = sum_i n_i``.
+    """UCB on observations that fade: plays the highest ``mean_i + sqrt(exploration * ln(n) / n_i)``.
 
+    An observation that is k rounds old counts ``discount ** k`` in n_i, in mean_i and in ``n = sum_i n_i``.
     The paper's padding is ``2 B sqrt(xi ln(n) / n_i)`` and its analysis wants xi > 1/2: B = 1 and xi = 0.6 give the
-    default `exploration` = 4 * 0.6. It is wide: on a memory of 1 / (1 - discount) rounds, K arms keep being played about in turn
-    as long as their gaps are below ``sqrt(2.4 K ln(memory) / memory)``; lower it when arms are many.
+    default `exploration` = 4 * 0.6. It is wide: with a memory of M = 1 / (1 - discount) rounds, K arms keep being
+    played about in turn as long as their gaps are below ``sqrt(2.4 K ln(M) / M)``; lower it when arms are many.
 
     Prefer it when rewards drift all the time. What is forgotten returns to the prior, which itself does not fade.
 

@@ -179,6 +179,19 @@ def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
     assert others == pytest.approx(0.2 * 3 / 4, abs=0.015)
 
 
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"exp3"}))
+def test_unknown_arms_come_first_in_their_order(name: str) -> None:
+    options = {"context_dim": 1} if name == "lin_ucb" else {}
+    policy = make_policy(name, 4, prior_means=0.9, prior_weights=[0.0, 5.0, 0.0, 0.5], **options)
+    np.testing.assert_array_equal(policy.means, [math.nan, 0.9, math.nan, 0.9])
+    with np.errstate(all="raise"):
+        for unknown in (0, 2):
+            assert policy.select([0.0]) == unknown
+            policy.update(unknown, 0.5, [0.0])
+        policy.select([0.0])
+    np.testing.assert_allclose(policy.means, [0.5, 0.9, 0.5, 0.9])
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_make_policy_builds_every_name(name: str) -> None:
     options = {"context_dim": 2} if name == "lin_ucb" else {}

@@ -133,7 +133,8 @@ BROKEN: list[tuple[type[Policy], str, type[PolicyContract], dict[str, Any]]] = [
     (NeverSettles, "test_regret_is_sublinear", PolicyContract, {}),
     (NeverTriesTheUnknown, "test_plays_every_unknown_arm", PolicyContract, {}),
     (NeverForgets, "test_recovers_after_a_switch", ForgettingContract, {"switching": {"exploration": 0.3}}),
-    (Exp3, "test_recovers_after_a_switch", ForgettingContract, {"switching": {}}),  # without `switches`: a fixed best arm
+    # not broken, but without `switches` it looks for one fixed best arm
+    (Exp3, "test_recovers_after_a_switch", ForgettingContract, {"switching": {}}),
     (AgesWithEveryUpdate, "test_memory_ages_once_per_round", ForgettingContract, {"switching": {}}),
     (IgnoresContext, "test_beats_the_best_fixed_arm", ContextualContract, {"required": {"context_dim": 2}}),
     (IgnoresContext, "test_refuses_a_bad_context", ContextualContract, {"required": {"context_dim": 2}}),
@@ -153,17 +154,17 @@ BROKEN: list[tuple[type[Policy], str, type[PolicyContract], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("policy", "promise", "contract", "settings"), BROKEN)
-def test_broken_policy_fails(policy: type[Policy], promise: str, contract: type[PolicyContract], settings: dict) -> None:
+def test_broken_policy_fails(
+    policy: type[Policy], promise: str, contract: type[PolicyContract], settings: dict[str, Any]
+) -> None:
     suite = type("Suite", (contract,), {"policy": policy, **settings})()
-    failures = [arguments for arguments in cases(getattr(suite, promise)) if fails(getattr(suite, promise), arguments)]
-    assert failures, f"{policy.__name__} passes {promise}"
+    method = getattr(suite, promise)
+    assert any(fails(method, arguments) for arguments in cases(method)), f"{policy.__name__} passes {promise}"
 
 
 def test_every_promise_has_a_broken_policy() -> None:
-    promises = {
-        name for contract in (ForgettingContract, ContextualContract) for name in dir(contract) if name.startswith("test_")
-    }
-    assert promises == {promise for _, promise, _, _ in BROKEN}
+    names = {*dir(ForgettingContract), *dir(ContextualContract)}
+    assert {name for name in names if name.startswith("test_")} == {promise for _, promise, _, _ in BROKEN}
 
 
 def cases(method: Any) -> Iterator[dict[str, Any]]:

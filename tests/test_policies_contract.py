@@ -51,6 +51,14 @@ def stationary(t: int, arm: int, context: np.ndarray) -> float:
     return MEANS[arm]
 
 
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+def through_yaml(state: dict[str, Any]) -> dict[str, Any]:
+    return yaml.safe_load(yaml.safe_dump(state))
+
+
 class PolicyContract:
     """Inherit, name the policy, and the options under which each promise is made."""
 
@@ -124,7 +132,7 @@ class PolicyContract:
         runs.append(play(self.make(seed=5), stationary, 50, seed=1))
         assert (runs[0] == runs[1]).all(), "choices depend on the global generator"
 
-    @pytest.mark.parametrize("plain", [lambda s: json.loads(json.dumps(s)), lambda s: yaml.safe_load(yaml.safe_dump(s))])
+    @pytest.mark.parametrize("plain", [through_json, through_yaml])
     def test_state_round_trip_continues_identically(self, plain: Callable[[Any], Any]) -> None:
         first = self.make(seed=7, prior_means=0.4, prior_weights=2.0)
         play(first, stationary, 250, seed=0)
