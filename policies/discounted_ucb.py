@@ -22,7 +22,7 @@ class DiscountedUCB(Policy):
 
     Guarantees that do NOT hold here: regret of order ``sqrt(switches * T) ln T`` needs the discount tuned to a known
     number of abrupt switches and horizon, and no prior; for slow drift and for rewards that react to our choices
-    nothing is proved. On rewards that never change a fixed discount below 1 has linear (small) regret.
+    nothing is proved. On rewards that never change a fixed discount below 1 has linear regret.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ class SlidingWindowUCB(Policy):
 
     Guarantees that do NOT hold here: regret of order ``sqrt(switches * T ln T)`` needs the window tuned to a known
     number of switches and horizon, and no prior; nothing is proved for rewards that react to our choices. On rewards
-    that never change a fixed window has linear (small) regret.
+    that never change a fixed window has linear regret.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ class ThompsonSampling(Policy):
     Guarantees that do NOT hold here: optimal regret is proved for Gaussian, independent rewards of fixed
     distribution, and depends on the prior of the variance (arXiv 1311.1894); our rewards are bounded, correlated from
     round to round and react to our choices. Nothing is proved for the discounted posterior; arXiv 1707.09727 shows it
-    works for Bernoulli arms. With discount < 1 regret on rewards that never change is linear (small).
+    works for Bernoulli arms. With discount < 1 regret on rewards that never change is linear.
 
     Parameters
     ----------
