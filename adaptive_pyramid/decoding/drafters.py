@@ -7,6 +7,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..errors import check_int
 from .divergence import entropy
+from .sampling import best
 from .scorer import Scorer
 from .tiers import Run
 from .tokens import Sequence, Tokens
@@ -35,7 +36,7 @@ class ModelDrafter:
                 laws.append(law)
                 token = run.noise.draw(law, len(run.sequence) + i)
             else:
-                token = scores.argmax(-1)
+                token = best(scores)
             tokens.append(token)
             raw.append(logits)
             entropies.append(entropy(logits))

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..stats import Forward
+from .divergence import IMPOSSIBLE
 from .tokens import Sequence, Tokens
 
 
@@ -57,8 +58,8 @@ class Scorer:
 
     Args:
         model: a decoder-only causal LM. tier: its index, for the statistics.
-        vocab_size: width of the returned logits (the target's): ids the model lacks get -inf.
-        usable_ids: ids from here on are masked with -inf too, because a tier above could not embed them.
+        vocab_size: width of the returned logits (the target's): ids the model lacks get probability 0.
+        usable_ids: ids from here on get probability 0 too, because a tier above could not embed them.
         is_target: a target reads whatever `generate` would; other tiers leave the route at their limits.
 
     Raises:
@@ -135,10 +136,10 @@ class Scorer:
         if width > self.vocab_size:
             logits = logits[:, : self.vocab_size]
         elif width < self.vocab_size:
-            logits = torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=-torch.inf)
+            logits = torch.nn.functional.pad(logits, (0, self.vocab_size - width), value=IMPOSSIBLE)
         if self.usable_ids < min(width, self.vocab_size):
             logits = logits.clone()
-            logits[:, self.usable_ids :] = -torch.inf
+            logits[:, self.usable_ids :] = IMPOSSIBLE
         return logits
 
     def _in_common(self, sequence: Sequence, tail: Tokens) -> int:

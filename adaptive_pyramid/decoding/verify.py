@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .divergence import divergence, entropy, total_variation
+from .divergence import IMPOSSIBLE, divergence, entropy, total_variation
 from .drift import DriftBudget
-from .sampling import Noise, Sampler, inverse_cdf
+from .sampling import Noise, Sampler, best, inverse_cdf
 from .tokens import Tokens
 
 
@@ -130,18 +130,16 @@ class Verifier:
             proposed_entropy = proposal.entropy.to(device)
         columns = [n[None], final, x, loose, decision.passes, divergences, decision.distance, proposed_entropy, entropies]
         if self.rounding and not self.sampler.do_sample:
-            best = scores.max(-1, keepdim=True).values
-            columns.append(((scores >= best - self.rounding * best.abs()).sum(-1) > 1))
+            columns.append(near_ties(scores, self.rounding))
         # Ids travel as float32 beside the numbers: vocabularies are far below 2^24, so nothing is rounded.
         packed = torch.cat([column.to(torch.float32) for column in columns]).tolist()
         return _unpack(packed, m, proposal, decision.laws(loose), logits, scores, entropies)
 
     def _greedy(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m = len(x)
-        best = scores.argmax(-1)
-        top = scores[:m].gather(-1, best[:m, None])[:, 0]
-        regret = top - scores[:m].gather(-1, x[:, None])[:, 0]
-        return _Decision(x == best[:m], regret, replacement=lambda n: best.gather(0, n[None]), laws=lambda loose: None)
+        own = best(scores)
+        regret = (scores[:m].gather(-1, own[:m, None]) - scores[:m].gather(-1, x[:, None]))[:, 0]
+        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n[None]), laws=lambda loose: None)
 
     def _sampled(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
@@ -207,9 +205,20 @@ def residual(p: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
+def near_ties(scores: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Whether the runner-up lies within `rounding` * |best| of the best. [m, V] -> bool [m]; `scores` come back unchanged."""
+    index = best(scores)[:, None]
+    top = scores.gather(-1, index)
+    # The winner is hidden for a moment: two reductions are far cheaper than topk, or than a mask over the vocabulary.
+    scores.scatter_(-1, index, -torch.inf)
+    runner_up = scores.amax(-1, keepdim=True)
+    scores.scatter_(-1, index, top)
+    return (runner_up >= top - rounding * top.abs())[:, 0]
+
+
 def point_logits(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Scores of point masses: 0 at the id, -inf elsewhere. [m] -> float32 [m, V]"""
-    scores = torch.full((len(ids), vocabulary), -torch.inf, device=ids.device)
+    """Scores of point masses. [m] -> float32 [m, V]"""
+    scores = torch.full((len(ids), vocabulary), IMPOSSIBLE, device=ids.device)
     return scores.scatter_(1, ids[:, None], 0.0)
 
 
