@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .config import PyramidConfig
 from .control.controller import Controller
@@ -16,7 +17,7 @@ from .control.defaults import Pool, default_config, make_controller
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
 from .generation import Generation, OnBlock
-from .models.families import Family
+from .models import families
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import matching_tokenizer, read_prompts
@@ -42,11 +43,11 @@ class AdaptivePyramid:
         ValueError: different tokenizers, models that cannot be decoded with, a profile for another number of tiers.
     """
 
-    def __init__(self, models: Family | Sequence[Any], tokenizer: Any = None, *, method: str | Method | None = None,
+    def __init__(self, models: families.Family | Sequence[Any], tokenizer: Any = None, *, method: str | Method | None = None,
                  profile: Profile | str | Path | None = None, config: PyramidConfig | None = None,
                  control: str | Controller = "auto", drift_budget: float | None = None) -> None:
-        self.family = models if isinstance(models, Family) else None
-        tiers = list(models.models if isinstance(models, Family) else models)
+        self.family = models if isinstance(models, families.Family) else None
+        tiers = list(models.models if isinstance(models, families.Family) else models)
         self.decoder = PyramidDecoder(tiers)
         if tokenizer is None and self.family is not None:
             tokenizer = self.family.tokenizer
@@ -73,8 +74,6 @@ class AdaptivePyramid:
         `keywords` that the constructor knows go there; all others go to `AutoModelForCausalLM.from_pretrained`
         (dtype, device_map, revision, ...).
         """
-        from transformers import AutoModelForCausalLM
-
         if not names:
             raise ValueError("from_pretrained needs at least one model name: draft, ..., target")
         own = {name: keywords.pop(name) for name in ("method", "config", "control", "drift_budget") if name in keywords}
@@ -85,8 +84,6 @@ class AdaptivePyramid:
     def from_family(cls, name: str, *, task: str | None = None, tokenizer: Any = None,
                     profile: Profile | str | Path | None = None, **keywords: Any) -> AdaptivePyramid:
         """Load a family by name; `task` picks the profile that ships for it. Other keywords: the constructor's and `families.load`'s."""
-        from .models import families
-
         own = {key: keywords.pop(key) for key in ("method", "config", "control", "drift_budget") if key in keywords}
         if task is not None and profile is None:
             profile = Profile.shipped(name, task)
@@ -99,18 +96,12 @@ class AdaptivePyramid:
         return cls.from_family(profile.family, profile=profile, **keywords)
 
     def description(self) -> dict[str, Any]:
-        """What a profile is compared with: models, devices, dtypes, versions."""
-        import transformers
-
-        models = [scorer.model for scorer in self.decoder.scorers.values()]
+        """What a profile is compared with: family, tiers, device, dtype, versions."""
         target = self.decoder.tiers[-1]
-        return {
-            "family": self.family.name if self.family else None,
-            "tiers": [tier_name(tier, self.family, index) for index, tier in enumerate(self.decoder.tiers)],
-            "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."),
-            "parameters": sum(p.numel() for p in models[0].parameters()) if models else 0,
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        }
+        names = self.family.tier_names if self.family is not None else [_name(tier) for tier in self.decoder.tiers]
+        return {"family": self.family.name if self.family is not None else None, "tiers": list(names),
+                "device": target.device.type, "dtype": str(target.dtype).removeprefix("torch."),
+                "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
 
     def generate(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
                  streamer: Any = None, on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> PyramidOutput | BatchOutput:
@@ -264,3 +255,8 @@ class AdaptivePyramid:
                    for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
         return Pool.of(len(self.decoder.tiers), weights, costs)
+
+
+def _name(tier: Any) -> str:
+    saved = tier.config._name_or_path if isinstance(tier, PreTrainedModel) else ""
+    return saved or type(tier).__name__
