@@ -6,10 +6,11 @@ PyramidSD (arXiv 2510.12966), and for the expected length of an accepted prefix 
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .config import PyramidConfig
@@ -35,6 +36,7 @@ class CostModel:
             self.table[int(tier)] = {int(width): float(row[width]) for width in sorted(row, key=int)}
         # Keys as lists, because `seconds` runs for every config that control considers after every block.
         self._widths = {tier: list(row) for tier, row in self.table.items()}
+        self._seen: dict[int, dict[int, int]] = {tier: {} for tier in self.table}   # looks by `observe`, per width
 
     def seconds(self, tier: int, width: int) -> float:
         """Seconds for `width` new tokens of `tier`; 0 for width 0 or a tier without a model."""
@@ -49,20 +51,39 @@ class CostModel:
         low, high = widths[right - 1], widths[right]
         return row[low] + (row[high] - row[low]) * (width - low) / (high - low)
 
-    def refreshed(self, tier: int, width: int, seconds: float, weight: float = 0.1) -> None:
-        """Pull the cost of the measured widths around `width` towards an observation, by relative error.
+    def observe(self, tier: int, width: int, seconds: float, weight: float = 0.1) -> None:
+        """Learn from one forward: shape first, then scale.
 
-        One observation moves the whole row a little less than its own neighbours would suggest: what changes online
-        (clock, thermal state, context length) scales a row rather than bending it.
+        The first look at a width is believed in full, and carries along every width (and, at the very first look, every
+        tier) that nobody has seen yet: a table measured elsewhere, or guessed from weight bytes, is mostly off by a
+        factor. Of the first two looks the faster counts, since first calls are slow. What is known is then pulled as a
+        whole row by `weight` times the relative error, because what changes while running (clock, context length)
+        scales a row and does not bend it.
         """
-        if tier not in self.table or seconds <= 0:
+        if tier not in self.table or seconds <= 0 or width <= 0:
             return
-        ratio = seconds / self.seconds(tier, width)
-        # A single outlier (a page fault, another process) must not move the table: at most a factor of two is believed.
-        factor = 1 + weight * (min(max(ratio, 0.5), 2.0) - 1)
-        row = self.table[tier]
-        for known in row:
-            row[known] *= factor
+        row, seen = self.table[tier], self._seen[tier]
+        near = min(row, key=lambda known: abs(math.log(known / width)))
+        expected = self.seconds(tier, width)
+        ratio = seconds / expected if expected else 1.0
+        looks = seen.get(near, 0)
+        if looks >= 2:
+            # An outlier (a page fault, another process) must not move the table: at most a factor of two is believed.
+            factor = 1 + weight * (min(max(ratio, 0.5), 2.0) - 1)
+            touched = [(tier, known) for known in row]
+        else:
+            factor = ratio if looks == 0 else min(ratio, 1.0)
+            touched = [(tier, known) for known in row if known == near or known not in seen]
+            if not seen or list(seen) == [near]:
+                touched += [(other, known) for other, widths in self.table.items() if not self._seen[other] and other != tier
+                            for known in widths]
+        for other, known in touched:
+            self.table[other][known] *= factor
+        seen[near] = looks + 1
+
+    def observed(self, tier: int) -> int:
+        """Forwards of `tier` that `observe` has learned from."""
+        return sum(self._seen.get(tier, {}).values())
 
     def to_dict(self) -> dict[int, dict[int, float]]:
         return {tier: dict(row) for tier, row in self.table.items()}
@@ -142,7 +163,6 @@ class ThroughputModel:
     costs: CostModel
     acceptance: Mapping[tuple[int, int], Acceptance]
     overhead: float = 0.0
-    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def predict(self, config: PyramidConfig) -> Throughput:
         """Tokens and seconds of one block of `config`."""

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from policies import POLICIES, make_policy
+
 from ..config import PyramidConfig, Route, StageConfig, all_routes
-from ..throughput import CostModel
+from ..errors import unknown_name
+from ..throughput import CostModel, ThroughputModel
+from .arms import candidate_configs, guessed_acceptance
+from .bandit import CONTEXT_DIM, BanditController
 from .controller import Controller, FixedController
+from .reward import SpeedReward
+
+CONTROLS = ("fixed", "auto", "bandit", *POLICIES)
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,33 @@ def default_config(n_tiers: int) -> PyramidConfig:
 
 def make_controller(name: str, route: Route | None, config: PyramidConfig, pool: Pool,
                     drift_budget: float | None = None) -> Controller:
-    """A controller by name: "fixed", "auto", or a bandit policy.
+    """A controller by name: "fixed", "auto", "bandit" (discounted UCB), or a policy of `policies`.
 
     Args:
-        route: the method's own route; None = control chooses among the pool's.
+        route: the method's own route; None = control chooses among the pool's. On a pinned route control only chooses
+            lengths, thresholds stay as configured, and nothing guards against a route that does not pay.
+        config: where to start, and the whole of it for "fixed". drift_budget: per token, or None.
+
+    Raises:
+        ValueError: an unknown name.
     """
+    if name not in CONTROLS:
+        raise ValueError(unknown_name("control", name, CONTROLS))
     if route is not None:
         config = config.with_route(route)
-    return FixedController(config)
+    if name == "fixed" or config.n_tiers == 1:
+        return FixedController(config)
+    routes = pool.routes() if route is None else [route]
+    arms = candidate_configs(config, routes, pool.model_tiers, pool.costs, drift_budget, free_taus=route is None)
+    return _bandit("discounted_ucb" if name in ("auto", "bandit") else name, arms, pool, drift_budget)
+
+
+def _bandit(policy: str, arms: list[PyramidConfig], pool: Pool, drift_budget: float | None) -> BanditController:
+    """A policy whose prior is what the throughput formula expects at guessed acceptance rates."""
+    model = ThroughputModel(pool.costs, guessed_acceptance(arms[0].n_tiers, pool.model_tiers))
+    speeds = [model.predict(arm).tokens_per_second for arm in arms]
+    reference = 1.5 * max(speeds)   # a fully accepted block is faster than the expected one
+    options = {"context_dim": CONTEXT_DIM} if policy == "lin_ucb" else {}
+    return BanditController(
+        arms, make_policy(policy, len(arms), prior_means=[speed / reference for speed in speeds], prior_weights=2.0, **options),
+        SpeedReward(reference, drift_budget), pool.costs, pool.model_tiers)

@@ -1,0 +1,47 @@
+"""What finding out may cost: time above target-only decoding is paid from an account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import check_keys, check_number
+
+
+@dataclass
+class Account:
+    """Keeps `excess <= share * elapsed + allowance` at the end of every block.
+
+    Args:
+        share: of all elapsed time that may be lost. elapsed: seconds booked so far. excess: seconds above what
+            target-only decoding would have taken for the same tokens; negative after gains.
+
+    Gains pay back losses and earn credit, but from one request to the next at most `share * elapsed` of credit is
+    carried: what an earlier text gained is no licence to waste time on this one.
+    """
+
+    share: float = 0.02
+    elapsed: float = 0.0
+    excess: float = 0.0
+
+    def start(self) -> None:
+        """A new request begins."""
+        self.excess = max(self.excess, -self.share * self.elapsed)
+
+    def book(self, seconds: float, fair: float) -> None:
+        """A block took `seconds`; target-only decoding would have taken `fair` for the same tokens."""
+        self.elapsed += seconds
+        self.excess += seconds - fair
+
+    def left(self, allowance: float) -> float:
+        """Seconds that may be lost now. `allowance`: the price of one shortest probe, without which nothing could start."""
+        return self.share * self.elapsed + allowance - self.excess
+
+    def state_dict(self) -> dict[str, float]:
+        return {"share": self.share, "elapsed": self.elapsed, "excess": self.excess}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys("account state", state, ("share", "elapsed", "excess"), required=("elapsed", "excess"))
+        self.elapsed = check_number("account elapsed", state["elapsed"], minimum=0.0)
+        self.excess = check_number("account excess", state["excess"])

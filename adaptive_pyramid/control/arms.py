@@ -1,0 +1,109 @@
+"""The configs control chooses among: few, explicit, and each the best of its route under some circumstances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from ..config import PyramidConfig, Route
+from ..throughput import Acceptance, CostModel, ThroughputModel
+
+LENGTHS = (1, 2, 4, 8, 16)
+LIMIT = 32
+
+# Guesses, for pairs nobody has seen at work yet; the first blocks replace them.
+MODEL_PAIR = Acceptance(rate=0.7)
+LOOKUP = Acceptance(rate=0.6, hit=0.3)
+# Rates at which a config has to be the best of its route to become an arm.
+_CIRCUMSTANCES = (0.4, 0.6, 0.8, 0.93)
+
+# Thresholds below an exact target, where they cost no quality: total variation in sampling, nats of regret in greedy
+# decoding; the two happen to want the same numbers.
+FREE_TAUS = (0.1, 0.4)
+# Thresholds at a target that may drift, as multiples of the budget per token: what one accepted token may spend.
+BUDGET_MULTIPLES = (2.0, 8.0, 32.0)
+
+
+def guessed_acceptance(n_tiers: int, model_tiers: Sequence[int]) -> dict[tuple[int, int], Acceptance]:
+    """A guess for every (proposer, verifier) pair: model pairs accept .7; a lookup hits at .3 of its chances and accepts .6."""
+    return {(proposer, verifier): MODEL_PAIR if proposer in model_tiers else LOOKUP
+            for verifier in range(1, n_tiers) for proposer in range(verifier)}
+
+
+def target_only(base: PyramidConfig) -> PyramidConfig:
+    """Plain decoding with the target alone."""
+    return base.with_route((base.target,)).normalized()
+
+
+def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
+    """`config` with every length at most `cap`."""
+    for tier in config.route[1:]:
+        if config.stage(tier).length > cap:
+            config = config.with_stage(tier, length=cap)
+    return config
+
+
+def candidate_configs(base: PyramidConfig, routes: Iterable[Route], model_tiers: Sequence[int], costs: CostModel,
+                      drift_budget: float | None = None, free_taus: bool = True, limit: int = LIMIT) -> list[PyramidConfig]:
+    """Arms around `base`: at most `limit` configs, target only first (if `routes` has it), none twice.
+
+    Every route is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
+    throughput.py ranks first at some acceptance rate; a drift budget multiplies them by thresholds at
+    the target, a chain that ends in an exact target by thresholds below it (`free_taus`). The rest of the limit is
+    dealt in turn to the routes, by rank at the guessed rates.
+
+    Args:
+        routes: those that may be used. model_tiers: tiers with a model. costs: forward times.
+        drift_budget: per token; thresholds at the target stay the base's without one.
+        free_taus: whether thresholds below the target may be varied, that is, whether those stages are `relaxed`.
+    """
+    guess = guessed_acceptance(base.n_tiers, model_tiers)
+    queues = []
+    for route in dict.fromkeys(routes):
+        plain = base.with_route(route).normalized()
+        if len(route) == 1:
+            queues.append([plain])
+            continue
+        taus_at_target = [drift_budget * multiple for multiple in BUDGET_MULTIPLES] if drift_budget else [plain.tau_T]
+        kept = _best_somewhere(plain, guess, costs)
+        queue = [config.with_stage(base.target, tau=tau) for config in kept for tau in taus_at_target]
+        if free_taus and not drift_budget and len(route) > 2:
+            queue += [_with_lower_tau(config, tau) for config in kept[:2] for tau in FREE_TAUS]
+        own = [base.with_route(route).normalized()] if route == base.route and not drift_budget else []
+        queues.append(list(dict.fromkeys(own + queue)))
+    queues.sort(key=lambda queue: len(queue[0].route) > 1)
+    return _dealt(queues, limit)
+
+
+def _best_somewhere(plain: PyramidConfig, guess: dict[tuple[int, int], Acceptance], costs: CostModel) -> list[PyramidConfig]:
+    """Configs of one route that some acceptance rates make the fastest, the one for the guessed rates first."""
+    stages = plain.route[1:]
+    grid = [plain]
+    for tier in stages:
+        lengths = sorted({*LENGTHS, plain.stage(tier).length})
+        grid = [config.with_stage(tier, length=length) for config, length in product(grid, lengths)]
+    # A stage that asks for less than one round of the stage below yields is that round all the same.
+    grid = [config for config in grid if all(config.stage(lower).length <= config.stage(upper).length
+                                             for lower, upper in zip(stages, stages[1:]))]
+    kept = [_fastest(grid, ThroughputModel(costs, guess))]
+    for rate in _CIRCUMSTANCES:
+        acceptance = {pair: Acceptance(rate, known.hit) for pair, known in guess.items()}
+        kept.append(_fastest(grid, ThroughputModel(costs, acceptance)))
+    return list(dict.fromkeys(kept))
+
+
+def _fastest(grid: Sequence[PyramidConfig], model: ThroughputModel) -> PyramidConfig:
+    return max(grid, key=lambda config: model.predict(config).tokens_per_second)
+
+
+def _with_lower_tau(config: PyramidConfig, tau: float) -> PyramidConfig:
+    for tier in config.route[1:-1]:
+        config = config.with_stage(tier, tau=tau)
+    return config
+
+
+def _dealt(queues: Sequence[list[PyramidConfig]], limit: int) -> list[PyramidConfig]:
+    arms: list[PyramidConfig] = []
+    for rank in range(max(map(len, queues))):
+        arms += [queue[rank] for queue in queues if rank < len(queue)]
+    return arms[:limit]

@@ -1,0 +1,70 @@
+"""Control by a bandit policy: each arm is judged by the blocks that ran it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from policies import Exp3, Policy
+
+from ..config import PyramidConfig
+from ..stats import BlockStats, nanmean
+from ..throughput import CostModel
+from .guarded import GuardedController
+from .reward import SpeedReward
+
+CONTEXT_DIM = 4
+
+
+class BanditController(GuardedController):
+    """Any policy of `policies` over the arms, rewarded by speed.
+
+    Args:
+        arms: configs. policy: over as many arms; priors are its constructor's business.
+        reward: from a block and its steady seconds to [0, 1]. costs, model_tiers: as in `GuardedController`.
+    """
+
+    def __init__(self, arms: Sequence[PyramidConfig], policy: Policy, reward: SpeedReward, costs: CostModel,
+                 model_tiers: Sequence[int]) -> None:
+        super().__init__(arms, costs, model_tiers)
+        if policy.n_arms != len(self.arms):
+            raise ValueError(f"policy has {policy.n_arms} arms, expected {len(self.arms)}, one per config")
+        self.policy = policy
+        self.reward = reward
+        self.name = f"bandit:{policy.name}"
+        self._context = [0.0] * CONTEXT_DIM
+        self._selected: int | None = None
+
+    def _rank(self) -> Iterable[tuple[int, str]]:
+        self._selected = self.policy.select(self._context)
+        yield self._selected, f"{self.policy.name} chose it"
+        # What the account cannot pay for is replaced by the best known arm that it can.
+        means = self.policy.means
+        for arm in sorted(range(len(self.arms)), key=lambda i: -means[i] if means[i] == means[i] else math.inf):
+            yield arm, "best known among those the account can pay for"
+
+    def _learn(self, block: BlockStats, arm: int) -> None:
+        if arm == self._selected or not isinstance(self.policy, Exp3):
+            self.policy.update(arm, self.reward(block, self.meter.steady(block)), self._context)
+        self._selected = None
+        self._context = context(block, self._context)
+
+    def _learned(self) -> dict[str, Any]:
+        return {"policy": self.policy.state_dict(), "reference": self.reward.reference}
+
+    def _load_learned(self, state: Mapping[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.reward.reference = float(state["reference"])
+
+
+def context(block: BlockStats, before: Sequence[float]) -> list[float]:
+    """What a contextual policy sees, four numbers in [-1, 1]: entropy of the target and of what was proposed to it
+    (tanh of nats), a running acceptance rate, and the position (log scale, 1 at 1023 tokens)."""
+    if not block.verifications:
+        return list(before)
+    top = block.verifications[-1]
+    target, proposed = nanmean(top.entropy), nanmean(top.proposal_entropy)
+    accepted = before[2] + 0.2 * (top.accepted / top.tested - before[2]) if top.tested else before[2]
+    return [before[0] if math.isnan(target) else math.tanh(target), before[1] if math.isnan(proposed) else math.tanh(proposed),
+            accepted, min(1.0, math.log2(1 + block.position + block.tokens) / 10)]

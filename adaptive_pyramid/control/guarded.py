@@ -1,0 +1,189 @@
+"""What every adaptive controller shares: arms, prices, the account, first steps on a ladder, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..config import PyramidConfig, Route, route_label
+from ..stats import BlockStats, Decision
+from ..throughput import CostModel
+from .account import Account
+from .arms import shortened
+from .controller import RequestInfo
+from .meter import Meter
+
+_LADDER_TOP = 16   # a route that has climbed beyond this length is trusted with any
+
+
+class GuardedController:
+    """Base of the adaptive controllers: a subclass ranks arms and learns from blocks; this class pays for it.
+
+    Where target-only decoding is among the arms,
+    - nothing is tried before its price is known (`Meter.calibrated`);
+    - a block may run only if the account can pay for all of it being refused (`Account`), its caches' catching up
+      included; else a shorter version of the arm, the next best arm, or target-only decoding runs;
+    - a route starts at length 1 and doubles after every block in which something was accepted, so that a useless draft
+      costs little before it is known to be useless.
+    A route that the user or the method has pinned leaves nothing to fall back to, and runs without all this.
+
+    Args:
+        arms: configs of the same pyramid, at least one. costs: forward times to start from.
+        model_tiers: tiers that have a model.
+    """
+
+    name = "guarded"
+
+    def __init__(self, arms: Sequence[PyramidConfig], costs: CostModel, model_tiers: Sequence[int]) -> None:
+        if not arms:
+            raise ValueError("a controller needs at least one arm, got none")
+        self.arms = list(arms)
+        self.model_tiers = tuple(model_tiers)
+        self.target = arms[0].target
+        self.meter = Meter(costs, self.target)
+        self.account = Account()
+        self.fallback = next((i for i, arm in enumerate(self.arms) if len(arm.route) == 1), None)
+        self.decision: Decision | None = None
+        self._arm = 0
+        self._config = self.arms[0]
+        self._caps: dict[Route, int] = {}
+        self._lost: set[int] = set()
+        self._blocks: dict[Route, int] = {}   # of this request
+        self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
+
+    # ------------------------------------------------------------------ what subclasses fill in
+
+    def _rank(self) -> Iterable[tuple[int, str]]:
+        """Arms with the reason for each, the preferred first."""
+        raise NotImplementedError
+
+    def _learn(self, block: BlockStats, arm: int) -> None:
+        """Take in a block that ran `arm` (or a shortened version of it)."""
+        raise NotImplementedError
+
+    def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
+        """Predicted (seconds, tokens) of one block, if this controller predicts."""
+        return None, None
+
+    def _learned(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _load_learned(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ the controller protocol
+
+    def start(self, request: RequestInfo) -> PyramidConfig:
+        self.request = request
+        self.meter.start(request)
+        self.account.start()
+        self._lost, self._blocks, self._refused = set(), {}, {}
+        return self._choose()
+
+    def step(self, block: BlockStats) -> PyramidConfig:
+        self.meter.observe(block)
+        self.account.book(block.seconds, self.meter.fair(block))
+        self._blocks[block.config.route] = self._blocks.get(block.config.route, 0) + 1
+        if block.config == self._config:
+            self._climb(block)
+            self._learn(block, self._arm)
+        else:
+            # The decoder ran without some tier: it can no longer read this text.
+            self._lost |= set(self._config.tiers) - set(block.config.tiers)
+        return self._choose()
+
+    @property
+    def notes(self) -> list[str]:
+        total = sum(self._blocks.values())
+        alone = self._blocks.get((self.target,), 0)
+        if not total or len(self.arms) == 1 or alone < total:
+            return []
+        found = []
+        for route in self._routes():
+            if route in self._refused:
+                found.append(f"route {route_label(route)} was not tried: a first probe costs about {1000 * self._refused[route]:.0f} ms, "
+                             f"more than the account for finding out had left ({100 * self.account.share:g} % of elapsed time)")
+        return ["control stayed with the target alone: " + ("; ".join(found) or "no draft promised to pay")]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "arms": [arm.to_dict() for arm in self.arms], "meter": self.meter.state_dict(),
+                "account": self.account.state_dict(), "caps": {route_label(route): cap for route, cap in self._caps.items()},
+                "learned": self._learned()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("name") != self.name:
+            raise ValueError(f"this state belongs to controller {state.get('name')!r}; expected {self.name!r}")
+        if [PyramidConfig.from_dict(arm) for arm in state["arms"]] != self.arms:
+            raise ValueError(f"this state of {self.name!r} belongs to other arms: it was saved with another family, route, "
+                             "starting config or drift budget")
+        self._load_learned(state["learned"])
+        self.meter.load_state_dict(state["meter"])
+        self.account.load_state_dict(state["account"])
+        self._caps = {route: state["caps"][route_label(route)] for route in self._routes() if route_label(route) in state["caps"]}
+
+    # ------------------------------------------------------------------ choosing
+
+    def _choose(self) -> PyramidConfig:
+        self._arm, self._config, reason = self._pick()
+        self.decision = Decision(self.arms[self._arm].label, reason, *self._expect(self._config))
+        return self._config
+
+    def _pick(self) -> tuple[int, PyramidConfig, str]:
+        if self.fallback is None:
+            arm, reason = next((arm, reason) for arm, reason in self._rank())
+            return arm, self.arms[arm], reason
+        if not self.meter.calibrated:
+            return self.fallback, self.arms[self.fallback], "measuring target-only decoding"
+        left = self.account.left(self._shortest_probe())
+        payable: dict[Route, bool] = {}
+        for arm, reason in self._rank():
+            config = self.arms[arm]
+            if arm == self.fallback:
+                return arm, config, reason
+            if self._lost & set(config.tiers):
+                continue
+            # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
+            if config.route not in payable:
+                price = self._price(shortened(config, 1))
+                payable[config.route] = price <= left
+                if price > left:
+                    self._refused[config.route] = price
+                else:
+                    self._refused.pop(config.route, None)
+            if not payable[config.route]:
+                continue
+            cap = self._caps.get(config.route, 1)
+            for allowed in (cap, cap // 2, 1):
+                version = shortened(config, allowed) if allowed <= _LADDER_TOP else config
+                if self._price(version) <= left:
+                    return arm, version, reason if version == config else f"{reason}, at length {allowed}"
+        return self.fallback, self.arms[self.fallback], "the account cannot pay for another arm"
+
+    def _price(self, config: PyramidConfig) -> float:
+        """Seconds lost if everything is refused: the block emits one token all the same."""
+        return self.meter.worst(config) - self.meter.target_only
+
+    def _shortest_probe(self) -> float:
+        """The cheapest block that runs a draft model (without one: any draft): what the account advances."""
+        prices = {len(arm.route) == 2 and arm.route[0] in self.model_tiers: [] for arm in self.arms}
+        for route in self._routes():
+            if len(route) == 2 and not self._lost & set(self._flat(route)):
+                arm = next(arm for arm in self.arms if arm.route == route)
+                prices[route[0] in self.model_tiers].append(self._price(shortened(arm, 1)))
+        return min(prices.get(True) or prices.get(False) or [0.0])
+
+    def _routes(self) -> list[Route]:
+        """Routes of the arms, target-only left out."""
+        return list(dict.fromkeys(arm.route for arm in self.arms if len(arm.route) > 1))
+
+    @staticmethod
+    def _flat(route: Route) -> tuple[int, ...]:
+        return tuple(tier for entry in route for tier in (entry if isinstance(entry, tuple) else (entry,)))
+
+    def _climb(self, block: BlockStats) -> None:
+        """Move the route's cap after a block: up if the target accepted something, down if it refused everything."""
+        route = block.config.route
+        cap = self._caps.get(route, 1)
+        if len(route) == 1 or cap > _LADDER_TOP or not block.verifications or not block.verifications[-1].proposed:
+            return
+        self._caps[route] = 2 * cap if block.verifications[-1].accepted else max(1, cap // 2)

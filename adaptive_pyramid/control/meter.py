@@ -1,0 +1,115 @@
+"""What decoding costs here and now, learned from every block: forwards, the work between them, caches left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..config import PyramidConfig
+from ..stats import BlockStats
+from ..throughput import CostModel
+from .controller import RequestInfo
+
+
+class Meter:
+    """Prices in seconds, from a cost table that every block corrects.
+
+    Attributes:
+        costs: forward times, a private copy. context: prompt and output so far, tokens.
+        per_verification, per_draft: seconds outside the models for a verification and for a drafting forward.
+    """
+
+    def __init__(self, costs: CostModel, target: int) -> None:
+        self.costs = costs.copy()
+        self.target = target
+        self.context = 0
+        self.per_verification = 0.0
+        self.per_draft = 0.0
+        self._cached: dict[int, int] = {}
+        self._prefill = 1.0     # seconds of a long forward over what the table extrapolates
+        self._looks = {"verification": 0, "draft": 0, "prefill": 0}
+
+    def start(self, request: RequestInfo) -> None:
+        """A new text: of what a tier has cached, at most what the target can reuse is still good."""
+        self._cached = {tier: min(cached, request.reused) for tier, cached in self._cached.items()}
+        self.context = request.prompt_length
+
+    def observe(self, block: BlockStats) -> None:
+        self.context = block.context + block.tokens
+        for forward in block.forwards:
+            self._cached[forward.tier] = forward.context + forward.width
+            if not forward.is_prefill:
+                self.costs.observe(forward.tier, forward.width, forward.seconds)
+            elif expected := self.costs.seconds(forward.tier, forward.width):
+                self._prefill += self._weight("prefill") * (forward.seconds / expected - self._prefill)
+        outside = max(0.0, block.seconds - block.model_seconds)
+        verifications = len(block.verifications)
+        drafts = len(block.forwards) - verifications
+        if drafts > 0:
+            each = max(0.0, outside - verifications * self.per_verification) / drafts
+            self.per_draft += self._weight("draft") * (each - self.per_draft)
+        elif verifications:
+            self.per_verification += self._weight("verification") * (outside / verifications - self.per_verification)
+
+    def _weight(self, what: str) -> float:
+        self._looks[what] += 1
+        return max(0.1, 1 / self._looks[what])
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether target-only decoding has a price from this run. Two looks, since first calls are slow."""
+        return self.costs.observed(self.target) >= 2
+
+    @property
+    def target_only(self) -> float:
+        """Seconds per token without any draft."""
+        return self.costs.seconds(self.target, 1) + self.per_verification
+
+    def fair(self, block: BlockStats) -> float:
+        """Seconds target-only decoding would have taken for the block's tokens, its prefill included."""
+        if len(block.config.route) == 1:
+            return block.seconds
+        prefill = sum(f.seconds - self.costs.seconds(f.tier, f.needed)
+                      for f in block.forwards if f.tier == self.target and f.is_prefill)
+        return block.tokens * self.target_only + prefill
+
+    def steady(self, block: BlockStats) -> float:
+        """The block's seconds with prefill and catching up replaced by the forwards that were asked for."""
+        extra = sum(f.seconds - self.costs.seconds(f.tier, f.needed) for f in block.forwards if f.is_prefill)
+        return max(block.seconds - extra, 1e-9)
+
+    def entry(self, tiers: Iterable[int]) -> float:
+        """Seconds for the caches of `tiers` to catch up with the text."""
+        total = 0.0
+        for tier in tiers:
+            lag = self.context - self._cached.get(tier, 0)
+            if tier != self.target and lag > 2:   # a lag of one token, and one more in hand, is normal
+                total += max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
+        return total
+
+    def worst(self, config: PyramidConfig) -> float:
+        """Seconds of one block in which every tier refuses everything, so that it emits one token; entry included."""
+        return self._worst_round(config, len(config.route) - 1) + self.entry(config.tiers[:-1])
+
+    def _worst_round(self, config: PyramidConfig, depth: int) -> float:
+        tier = config.route[depth]
+        if depth == 0:
+            return self.costs.seconds(tier, 1) + self.per_verification
+        length = config.stage(tier).length
+        below = config.route[depth - 1]
+        if depth > 1:
+            drafting = length * self._worst_round(config, depth - 1)   # a refused round yields one token
+        else:
+            drafting = max(length * (self.costs.seconds(t, 1) + (self.per_draft if t in self.costs.table else 0.0))
+                           for t in (below if isinstance(below, tuple) else (below,)))
+        return drafting + self.costs.seconds(tier, length + 1) + self.per_verification
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"costs": self.costs.to_dict(), "per_verification": self.per_verification, "per_draft": self.per_draft,
+                "prefill": self._prefill}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # The table's scale is measured anew (`observed` starts at 0): the machine may be another one by now.
+        self.costs = CostModel({int(tier): row for tier, row in state["costs"].items()})
+        self.per_verification, self.per_draft = float(state["per_verification"]), float(state["per_draft"])
+        self._prefill = float(state["prefill"])
