@@ -14,8 +14,11 @@ import warnings
 from collections.abc import Mapping
 from decimal import Decimal
 
-CUE = re.compile(r"\b(?:answer|option|choice)\b[\s*_`\"']*(?:(?:is|are|was|be|:|=|would|should|must)[\s*_`\"']*)+", re.I)
-DECORATION = re.compile(r"(?:[\s*_`\"'“”‘’$({\[<]|\\boxed|\\text(?:bf)?|\b(?:the\s+)?(?:option|choice|letter)\b)+", re.I)
+# What announces an answer ("Answer:", "the correct option would be"), and what may stand between it and the letter.
+CUE = re.compile(r"""\b(?:answer|option|choice)\b[\s*_`"']*
+                     (?:(?:(?:is|are|was|be|would|should|must)\b|[:=])[\s*_`"']*)+""", re.I | re.X)
+DECORATION = re.compile(r"""(?:[\s*_`"'“”‘’$({\[<] | \\boxed | \\text(?:bf)? | \b(?:the\s+)?(?:option|choice|letter)\b)+""",
+                        re.I | re.X)
 # A minus after a word or a bracket is a subtraction, not a sign: "10-5" ends in 5.
 NUMBER = re.compile(r"""(?<![0-9])(?<![0-9]\.)  (?:(?<![\w)\]])-\$? | \$-?)?
                         (?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]+)(?:\.[0-9]+)? | (?<!\.)\.[0-9]+)
@@ -32,9 +35,9 @@ def normalised(text: str) -> str:
 def find_choice(output: str, choices: Mapping[str, str]) -> str | None:
     """The label in `choices` ({label: text}) that `output` settles on, or None.
 
-    In this order: the last cue ("Answer: X", "the answer is X") that a label or an option's text follows; a line that is a
-    label alone; the one label written as "(X)", "X." or "X)"; the one option whose text occurs, in the last line, then
-    anywhere. Two different labels at one step, or a hedge ("Answer: A or B"), are no answer.
+    In this order: the last cue ("Answer: X", "the answer is X") that a label or an option's text follows; a line that
+    is a label alone; the one label written as "(X)", "X." or "X)"; the one option whose text occurs, in the last line,
+    then anywhere. Two different labels at one step, or a hedge ("Answer: A or B"), are no answer.
     """
     output = unicodedata.normalize("NFKC", output)
     labels = "|".join(re.escape(label) for label in sorted(choices, key=len, reverse=True))
@@ -69,29 +72,32 @@ def _leading_label(tail: str, choices: Mapping[str, str], labels: str) -> str | 
 
 
 def _leading_text(tail: str, choices: Mapping[str, str]) -> str | None:
-    """The option whose text, after an optional article, is the rest of the line ("Answer: A kitchen." with option kitchen)."""
+    """The option whose text, an article aside, is the rest of the line ("Answer: A kitchen." with option kitchen)."""
     line = normalised(tail.splitlines()[0] if tail.strip() else "").strip(" *_`\"'().,!:;")
     found = [label for label, text in choices.items()
-             if line and line in (normalised(text), *(f"{article} {normalised(text)}" for article in ("a", "an", "the")))]
+             if line in {f"{article}{normalised(text)}" for article in ("", "a ", "an ", "the ")}]
     return found[0] if len(found) == 1 else None
 
 
 def _texts_in(output: str, choices: Mapping[str, str]) -> list[str]:
-    """Labels of the options whose text occurs; the longest option wins the words that it shares ("park" in "state park")."""
+    """Labels of the options whose text occurs; the longest option wins the words it shares ("park" in "state park")."""
+    texts = {label: normalised(text) for label, text in choices.items()}
     rest, found = normalised(output), []
-    for label, text in sorted(choices.items(), key=lambda item: -len(normalised(item[1]))):
-        rest, count = re.subn(rf"(?<!\w){re.escape(normalised(text))}(?!\w)", "\0", rest)
-        found += [label] if count else []
+    for text in sorted(set(texts.values()), key=len, reverse=True):
+        rest, count = re.subn(rf"(?<!\w){re.escape(text)}(?!\w)", "\0", rest)
+        found += [label for label in texts if count and texts[label] == text]
     return found
 
 
 def find_number(output: str) -> Decimal | None:
     """The number after the last "####" if there is one, else the last number of `output`, or None.
 
-    Reads thousands commas (also LaTeX's 1{,}000), a currency sign, decimals, a minus sign (also the Unicode one) and small
-    exponents; a per cent sign is dropped (25% is 25). "10-5" ends in 5, not in -5.
+    Reads thousands commas (also LaTeX's 1{,}000), a currency sign, decimals, a minus sign (also the Unicode one) and
+    small exponents; a per cent sign is dropped (25% is 25). "10-5" ends in 5, not in -5.
     """
-    text = output.replace("−", "-").replace("{,}", ",").replace("\\$", "$").replace("\\,", "").replace("€", "$").replace("£", "$")
+    text = output
+    for written, plain in (("−", "-"), ("{,}", ","), ("\\$", "$"), ("\\,", ""), ("€", "$"), ("£", "$")):
+        text = text.replace(written, plain)
     marked = text.rpartition("####")[2] if "####" in text else ""
     for part, pick in ((marked, 0), (text, -1)):
         found = [match[0] for match in NUMBER.finditer(part)]
@@ -117,14 +123,14 @@ def find_program(output: str, prompt: str, entry_point: str) -> str | None:
         attempts = [(preamble, code[start:]) for start in starts]
     else:
         body = blocks[0].strip("\n")
-        attempts = [(prompt.rstrip() + "\n", form) for form in (body, "    " + body, textwrap.indent(body, "    "))]
+        attempts = [(prompt.rstrip() + "\n", form) for form in (body, textwrap.indent(body, "    "), "    " + body)]
     programs = [_longest_parsing(before, code, entry_point) for before, code in attempts]
     kept, program = max(programs, key=lambda found: found[0])
     return program if kept else None
 
 
 def _longest_parsing(before: str, code: str, entry_point: str) -> tuple[int, str]:
-    """(lines kept, program) for the longest prefix of `code`, in lines, that answers with `entry_point`; (0, "") if none."""
+    """(lines kept, program) for the longest prefix of `code` in lines that answers with `entry_point`; else (0, "")."""
     lines = code.splitlines()
     for kept in range(len(lines), 0, -1):
         program = before + "\n".join(lines[:kept]) + "\n"
@@ -132,6 +138,7 @@ def _longest_parsing(before: str, code: str, entry_point: str) -> tuple[int, str
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = ast.parse(program)
+                compile(tree, "<answer>", "exec")  # also refuses what parses, such as a return outside a function
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         if any(_answers(node, entry_point) for node in tree.body):
@@ -140,8 +147,9 @@ def _longest_parsing(before: str, code: str, entry_point: str) -> tuple[int, str
 
 
 def _answers(node: ast.stmt, entry_point: str) -> bool:
-    """Whether `node` defines `entry_point` with more in its body than a docstring, a bare name or `pass`."""
-    idle = (ast.Constant, ast.Name)
-    return isinstance(node, ast.FunctionDef) and node.name == entry_point and any(
-        not isinstance(line, ast.Pass) and not (isinstance(line, ast.Expr) and isinstance(line.value, idle))
-        for line in node.body)
+    """Whether `node` defines `entry_point` with more in its body than docstrings, bare names, imports and `pass`."""
+    idle = (ast.Pass, ast.Import, ast.ImportFrom)
+    if not isinstance(node, ast.FunctionDef) or node.name != entry_point:
+        return False
+    values = [line.value if isinstance(line, ast.Expr) else line for line in node.body]
+    return any(not isinstance(value, (*idle, ast.Constant, ast.Name)) for value in values)

@@ -38,7 +38,7 @@ class Example:
         Raises ValueError when every turn already has its reply.
         """
         if len(replies) >= len(self.turns):
-            raise ValueError(f"example {self.id!r} has {len(self.turns)} turn(s): no turn is left after {len(replies)} replies")
+            raise ValueError(f"example {self.id!r} has {len(self.turns)} turn(s), none after {len(replies)} replies")
         chat = [{"role": "system", "content": self.system}] if self.system else []
         chat += [dict(message) for message in self.history]
         for turn, reply in zip(self.turns, replies):
@@ -107,7 +107,7 @@ def parse_csqa(row: Row) -> Parsed:
         labels, texts = _texts(listed, "label"), _texts(listed, "text")
         meta = _rest(row, "id", "question", "choices", "answerKey")
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(labels) < 2:
-        raise ValueError(f"expected two or more choices with distinct labels and one text each, got {labels} and {texts}")
+        raise ValueError(f"expected two or more choices, distinct labels and a text for each, got {labels}, {texts}")
     if row.get("answerKey") not in labels:
         raise ValueError(f"expected 'answerKey' to be one of {', '.join(labels)}, got {row.get('answerKey')!r}"
                          " (the public test split has no answers: use the validation split)")
@@ -130,11 +130,12 @@ def parse_humaneval(row: Row) -> Parsed:
     """HumanEval: `prompt` (signature and docstring), `test` (defines check(candidate)), `entry_point`."""
     if f"def {_text(row, 'entry_point')}(" not in _text(row, "prompt"):
         raise ValueError(f"expected 'prompt' to define the entry point {row['entry_point']!r}")
-    return Parsed([{"prompt": row["prompt"]}], _text(row, "test"), _id(row, "task_id"), _rest(row, "task_id", "test"))
+    return Parsed([{"prompt": row["prompt"]}], _text(row, "test"), _id(row, "task_id"),
+                  _rest(row, "task_id", "test"))
 
 
 def parse_spec_bench(row: Row) -> Parsed:
-    """Spec-Bench: `question_id`, `category`, `turns`. Its optional `reference` is kept in meta: none of it is scored."""
+    """Spec-Bench: `question_id`, `category`, `turns`. Its optional `reference` stays in meta: it is not scored."""
     meta = {**_rest(row, "question_id", "turns"), "category": _text(row, "category")}
     return Parsed([{"text": turn} for turn in _texts(row, "turns")], None, _id(row, "question_id"), meta)
 
@@ -147,7 +148,7 @@ def parse_long_context(row: Row) -> Parsed:
 
 
 def parse_prompts(row: Row) -> Parsed:
-    """A prompt of one's own: exactly one of `prompt`, `text` or `messages`; `reference`, `system`, `id` are optional."""
+    """A prompt of one's own: exactly one of `prompt`, `text`, `messages`; `reference`, `system`, `id` are optional."""
     given = [key for key in ("prompt", "text", "messages") if key in row]
     if len(given) != 1:
         raise ValueError(f"expected exactly one of 'prompt', 'text' and 'messages', got {given or sorted(row)}")
@@ -209,7 +210,7 @@ def read_file(path: Path, format_name: str) -> Iterator[tuple[str, Row]]:
     Raises FileNotFoundError for a missing file, ValueError (file, line, what was expected) for a malformed line.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"data file {str(path)!r} does not exist or is no file; expected one in {format_name} format")
+        raise FileNotFoundError(f"data file {str(path)!r} does not exist or is no file (expected {format_name} format)")
     plain = format_name == "prompts" and path.suffix == ".txt"
     for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
         where = f"{path}, line {number}"
@@ -226,9 +227,12 @@ def read_file(path: Path, format_name: str) -> Iterator[tuple[str, Row]]:
             yield where, row
 
 
-def build_examples(rows: Iterable[tuple[str, Row]], format_name: str, template: str, system: str | None,
-                   source: str) -> list[Example]:
+def build_examples(rows: Iterable[tuple[str, Row]], format_name: str, template: str, source: str,
+                   system: str | None = None, fewshot: Sequence[dict[str, str]] = ()) -> list[Example]:
     """The examples of `rows` ((where, row) pairs), with `template` filled in for every turn.
+
+    `system` holds where a row brings none; the messages `fewshot` come before a row's own history. Rows without an id
+    are called `source`-1, `source`-2, ...
 
     Raises ValueError naming `where` for a row that does not fit the format, for an id that occurs twice, and for none.
     """
@@ -244,7 +248,8 @@ def build_examples(rows: Iterable[tuple[str, Row]], format_name: str, template: 
             raise ValueError(f"{where}: expected a new id, got {name!r}, which {seen[name]} has")
         seen[name] = where
         turns = tuple(template.format(**fields) for fields in parsed.turns)
-        examples.append(Example(name, turns, parsed.reference, parsed.system or system, tuple(parsed.history), parsed.meta))
+        examples.append(Example(name, turns, parsed.reference, parsed.system or system,
+                                (*fewshot, *parsed.history), parsed.meta))
     if not examples:
         raise ValueError(f"{source}: expected at least one example in {format_name} format, got none")
     return examples

@@ -42,7 +42,7 @@ class Grade:
 
 
 class Scorer(Protocol):
-    """`check` raises ValueError for an example that the scorer cannot use; `notes` are the words its grades may carry."""
+    """`check` raises ValueError for an example that the scorer cannot use; `notes` are the words its grades carry."""
 
     label: str
     notes: tuple[str, ...]
@@ -149,7 +149,8 @@ class Agreement:
 
     def grade(self, output: Output, example: Example) -> Grade:
         if example.reference is None:
-            raise ValueError(f"example {example.id!r} has no reference output: give the target's with task.with_references(outputs)")
+            raise ValueError(f"example {example.id!r} has no reference output: "
+                             "give the target's with task.with_references(outputs)")
         pairs = list(zip(_per_turn(output, example), _per_turn(example.reference, example)))
         value = math.fsum(_agreement(given, wanted, example) for given, wanted in pairs) / len(pairs)
         return Grade(value, "exact" if value == 1.0 else "differs")
@@ -201,7 +202,8 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], *, resamples: int =
                      seed: int = 0) -> tuple[float, float, float]:
     """(mean of a - b, low, high): 95 % percentile interval over examples drawn with replacement, in pairs.
 
-    `a[i]` and `b[i]` belong to the same example. Raises ValueError for different or zero lengths and for non-finite values.
+    `a[i]` and `b[i]` belong to the same example. Raises ValueError for different or zero lengths and for values that
+    are not finite.
     """
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if first.ndim != 1 or first.shape != second.shape or not first.size:
@@ -213,17 +215,18 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], *, resamples: int =
         raise ValueError("a and b must be finite numbers")
     generator = np.random.default_rng(seed)
     rows = max(1, 1_000_000 // difference.size)  # draws at a time: memory stays flat for long inputs
-    means = np.concatenate([
-        difference[generator.integers(difference.size, size=(min(rows, resamples - done), difference.size))].mean(axis=1)
-        for done in range(0, resamples, rows)])
+    counts = [min(rows, resamples - done) for done in range(0, resamples, rows)]
+    means = np.concatenate([difference[generator.integers(difference.size, size=(count, difference.size))].mean(axis=1)
+                            for count in counts])
     low, high = np.percentile(means, [2.5, 97.5])
     return float(difference.mean()), float(low), float(high)
 
 
 def _whole(text: str) -> re.Pattern[str]:
     """`text` as whole words; digits must not go on ("12" is in neither "120" nor "12.5" nor "3,12")."""
-    return re.compile(rf"(?<!\w)(?<![0-9][.,])(?<!-){re.escape(text)}(?!\w)(?![.,][0-9])" if text[0].isdigit() or text[-1].isdigit()
-                      else rf"(?<!\w){re.escape(text)}(?!\w)")
+    before = r"(?<!\w)(?<![0-9][.,])(?<!-)" if text[0].isdigit() else r"(?<!\w)"
+    after = r"(?!\w)(?![.,][0-9])" if text[-1].isdigit() else r"(?!\w)"
+    return re.compile(before + re.escape(text) + after)
 
 
 def _last_text(output: Output, example: Example) -> str:
@@ -235,19 +238,26 @@ def _last_text(output: Output, example: Example) -> str:
 
 
 def _per_turn(output: Output, example: Example) -> list[Any]:
-    """`output` as one text or id list per turn of `example`."""
-    if not isinstance(output, str) and not hasattr(output, "__len__"):
+    """`output` as one text or id list per turn of `example`; arrays and tensors become lists."""
+    output = _plain(output)
+    if not isinstance(output, (str, list, tuple)):
         raise TypeError(f"output of example {example.id!r} must be text, token ids or a list of them, got {output!r}")
-    nested = not isinstance(output, str) and len(output) > 0 and (isinstance(output[0], str) or hasattr(output[0], "__len__"))
-    turns = list(output) if nested else [output]
+    turns = [_plain(turn) for turn in output]
+    if isinstance(output, str) or not turns or not isinstance(turns[0], (str, list, tuple)):
+        turns = [output]
     if len(turns) != len(example.turns):
         raise ValueError(f"output of example {example.id!r} must have {len(example.turns)} turn(s), got {len(turns)}")
     return turns
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _agreement(given: Any, wanted: Any, example: Example) -> float:
     if isinstance(given, str) != isinstance(wanted, str):
         raise TypeError(f"output and reference of example {example.id!r} must both be text or both be token ids")
     longer = max(len(given), len(wanted))
-    equal = next((i for i, (left, right) in enumerate(zip(given, wanted)) if left != right), min(len(given), len(wanted)))
+    mismatches = (i for i, (left, right) in enumerate(zip(given, wanted)) if left != right)
+    equal = next(mismatches, min(len(given), len(wanted)))
     return equal / longer if longer else 1.0

@@ -22,7 +22,8 @@ from tuning.scoring import SCORERS, Grade, Output, Score, Scorer, grade_all, mak
 __all__ = ["Example", "Score", "Task", "load_task", "paired_bootstrap", "split", "task_names"]
 
 FOLDER = Path(__file__).with_name("tasks")
-KEYS = ("name", "label", "description", "format", "data", "sample", "hub", "system", "prompt", "scorer", "max_new_tokens")
+KEYS = ("name", "label", "description", "format", "data", "sample", "hub", "system", "fewshot", "prompt", "scorer",
+        "max_new_tokens")
 HUB_KEYS = ("path", "name", "split")
 
 
@@ -88,13 +89,15 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None, limit
     """
     path = _yaml_path(name_or_path)
     spec = _read_spec(path)
-    examples = build_examples(_rows(spec, path, data), spec["format"], spec["prompt"], spec["system"], spec["name"])
+    examples = build_examples(_rows(spec, path, data), spec["format"], spec["prompt"], spec["name"], spec["system"],
+                              spec["fewshot"])
     scorer = make_scorer(spec["scorer"], run_code)
     for example in examples:
         try:
             scorer.check(example)
         except ValueError as error:
-            raise ValueError(f"task {spec['name']}, example {example.id!r}: {error} (scorer {spec['scorer']})") from None
+            where = f"task {spec['name']}, example {example.id!r}"
+            raise ValueError(f"{where}: {error} (scorer {spec['scorer']})") from None
     total = len(examples)
     if limit is not None:
         order = np.random.default_rng(check_int("seed", seed, 0)).permutation(total)
@@ -107,7 +110,7 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None, limit
 
 
 def split(task: Task, calibration: float = 0.5, *, seed: int = 0) -> tuple[list[Example], list[Example]]:
-    """(calibration, held out): disjoint, seeded, together all examples of `task`; `calibration` is the first's fraction.
+    """(calibration, held out): disjoint, seeded, together all of `task`; `calibration` is the fraction of the first.
 
     Raises ValueError if either list would be empty.
     """
@@ -126,7 +129,7 @@ def _yaml_path(name_or_path: str | Path) -> Path:
             raise FileNotFoundError(f"task file {str(path)!r} does not exist or is no file")
         return path
     if str(name_or_path) not in task_names():
-        raise ValueError(unknown_name("task", str(name_or_path), task_names()) + "; a task of your own is a path ending in .yaml")
+        raise ValueError(f"{unknown_name('task', name_or_path, task_names())}; your own task is a path to a .yaml file")
     return FOLDER / f"{name_or_path}.yaml"
 
 
@@ -140,13 +143,14 @@ def _read_spec(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}, got {given!r}")
     check_keys(str(path), given, KEYS, required=("name", "format", "scorer"))
     spec = {"label": given["name"], "description": "", "data": None, "sample": False, "hub": None, "system": None,
-            "prompt": None, "max_new_tokens": 128, **given}
+            "fewshot": [], "prompt": None, "max_new_tokens": 128, **given}
     for key in ("name", "label", "description", "format", "data", "system", "prompt", "scorer"):
         if spec[key] is not None and not isinstance(spec[key], str):
             raise TypeError(f"{path}: {key} must be text, got {spec[key]!r}")
     for key, known in (("format", sorted(FORMATS)), ("scorer", SCORERS)):
         if spec[key] not in known:
             raise ValueError(f"{path}: {unknown_name(key, spec[key], known)}")
+    spec["fewshot"] = _shots(spec["fewshot"], path)
     if not isinstance(spec["sample"], bool):
         raise TypeError(f"{path}: sample must be true or false, got {spec['sample']!r}")
     check_int(f"{path}: max_new_tokens", spec["max_new_tokens"], 1)
@@ -157,13 +161,27 @@ def _read_spec(path: Path) -> dict[str, Any]:
     fields = FORMATS[spec["format"]].fields
     if spec["prompt"] is None:
         if fields != ("text",):
-            raise ValueError(f"{path} lacks 'prompt', a template with the fields {', '.join(fields)} of format {spec['format']}")
+            raise ValueError(f"{path} lacks 'prompt', a template with the fields {', '.join(fields)}")
         spec["prompt"] = "{text}"
     try:
         check_template(spec["prompt"], fields)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return spec
+
+
+def _shots(given: Any, path: Path) -> list[dict[str, str]]:
+    """The worked examples `fewshot` ({user, assistant} pairs) as chat messages."""
+    if not isinstance(given, list) or not all(isinstance(shot, Mapping) for shot in given):
+        raise TypeError(f"{path}: fewshot must be a list of mappings with the keys user and assistant, got {given!r}")
+    messages = []
+    for shot in given:
+        check_keys(f"fewshot of {path}", shot, ("user", "assistant"), required=("user", "assistant"))
+        for role in ("user", "assistant"):
+            if not isinstance(shot[role], str) or not shot[role].strip():
+                raise TypeError(f"{path}: {role} in fewshot must be text, got {shot[role]!r}")
+            messages.append({"role": role, "content": shot[role]})
+    return messages
 
 
 def _rows(spec: Mapping[str, Any], path: Path, data: str | Path | None) -> Iterator[tuple[str, Row]]:
