@@ -65,7 +65,7 @@ def main() -> None:
     for context, route, sampling in track(jobs, description="decoding", console=Console(stderr=True)):
         config = PyramidConfig.simple([options.length] * (n_tiers - 1), route=route)
         with CopyCounter() as copies:
-            output = pyramid.generate(words[:context], max_new_tokens=options.tokens, eos_token_id=-1, config=config,
+            output = pyramid.generate(words[:context], max_new_tokens=options.tokens, eos_token_id=None, config=config,
                                       do_sample=sampling, seed=0 if sampling else None, control="fixed")
         blocks = [block for block in output.stats.blocks if not block.is_prefill]
         outside = [1 - block.model_seconds / block.seconds for block in blocks]
