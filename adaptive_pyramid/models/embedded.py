@@ -120,7 +120,7 @@ def _damage(root: Path) -> str | None:
         for name, expected in files.items():
             if _digest(root / name) != expected["sha256"]:
                 return f"{name} has another checksum"
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is not readable"
