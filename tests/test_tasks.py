@@ -184,7 +184,8 @@ def test_split_is_disjoint_seeded_and_complete():
 def test_a_task_of_ones_own_is_one_yaml_with_data_beside_it(tmp_path, monkeypatch):
     jsonl(tmp_path / "mine.jsonl", {"prompt": "2 + 2?", "reference": 4})
     shot = {"user": "1 + 1?", "assistant": "2"}
-    path = own_task(tmp_path, scorer="number", prompt="Sum: {text} {{n}}", system="Add.", fewshot=[shot], max_new_tokens=9)
+    path = own_task(tmp_path, scorer="number", prompt="Sum: {text} {{n}}", system="Add.", fewshot=[shot],
+                    max_new_tokens=9)
     monkeypatch.chdir(FOLDER)
     task = load_task(str(path))
     assert task.examples[0].messages() == [

@@ -144,7 +144,9 @@ BODY = "    x = r * r\n    return math.pi * x\n"
 @pytest.mark.parametrize("output", [
     BODY, BODY.strip(), "x = r * r\nreturn math.pi * x", f"```python\n{PROMPT}{BODY}```\nIt works:\n```\nprint(1)\n```",
     f"Sure:\n```py\ndef area(r):\n{BODY}", f"Here is the function.\ndef area(r):\n{BODY}\nHope it helps!",
-    f"```\n{BODY}```", BODY + "\nThat is: done", f"```python\ndef area(r):\n{BODY}\ndef cut_off(x):\n    return (1 +\n```",
+    f"```\n{BODY}```", BODY + "\nThat is: done",
+    f"```python\ndef area(r):\n{BODY}\ndef cut_off(x):\n    return (1 +\n```",
+    f"def area(r):\n{BODY}return x",
 ])
 def test_find_program_in_the_shapes_that_models_write(output):
     scope: dict = {}
