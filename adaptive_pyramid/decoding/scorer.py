@@ -6,6 +6,7 @@ rest and feeds the remainder; nobody else says crop, commit or rollback, so any 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 
@@ -78,7 +79,9 @@ class Scorer:
         self.max_context = context_limit(model, only_hard=is_target)
         self.log: list[Forward] = []
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
-        self._keeps_few_logits = model._supports_logits_to_keep()
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # its name before and after transformers 5.2x
+        self._keeps_few_logits = "logits_to_keep" in parameters
         self.clear()
 
     def clear(self) -> None:
@@ -119,7 +122,7 @@ class Scorer:
         new_ids = self._remember(sequence, tail, keep)
         width = total - keep
         self._timer.start()
-        output = self.model(input_ids=new_ids[None], cache=self._cache, use_cache=True,
+        output = self.model(input_ids=new_ids[None], use_cache=True, **{self._cache_keyword: self._cache},
                             **({"logits_to_keep": last} if self._keeps_few_logits else {}))
         logits = output.logits[0, -last:].to(torch.float32)
         self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, last, keep, seconds)))
