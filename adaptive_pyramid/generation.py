@@ -67,14 +67,14 @@ class Generation:
         """Where the text ends because of a stop string; None if it does not."""
         return None if self._stop_text is None else self._stop_text.end
 
-    def output(self) -> PyramidOutput:
-        """The result; call it when `run` is exhausted."""
+    def output(self, padding: Sequence[int] = ()) -> PyramidOutput:
+        """The result, when `run` is exhausted; `padding` stood before the prompt."""
         request, ids = self.request, self.decoding.new_ids
         text = None
         if self._tokenizer is not None:
             text = self._tokenizer.decode(ids, skip_special_tokens=True)[: self.text_end]
         return PyramidOutput(
-            sequences=torch.tensor([[*request.prompt_ids, *ids]], dtype=torch.long), ids=ids, text=text, stats=self.stats,
+            sequences=torch.tensor([[*padding, *request.prompt_ids, *ids]], dtype=torch.long), ids=ids, text=text, stats=self.stats,
             finish_reason=self.decoding.finish_reason,
             scores=tuple(self._scores) if request.output_scores else None,
             logits=tuple(self._logits) if request.output_logits else None,

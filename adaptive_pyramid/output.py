@@ -16,7 +16,7 @@ class PyramidOutput:
     """One continued prompt.
 
     Attributes:
-        sequences: long [1, prompt + new], as `model.generate` returns it (on the CPU). ids: the new tokens.
+        sequences: long [1, prompt + new], as `model.generate` returns it, padding of the prompt included (on the CPU). ids: the new tokens.
         text: the new tokens decoded, special tokens left out, ending right behind a stop string; None without tokenizer.
         stats: per-block statistics; print it, or `stats.explain()`.
         finish_reason: "length", "eos", "stop_string" or "stopping_criteria".
@@ -75,12 +75,13 @@ class BatchOutput:
         return [output.stats for output in self.outputs]
 
 
-def padded_batch(prompts: Sequence[Sequence[int]], outputs: list[PyramidOutput], pad_token_id: int) -> BatchOutput:
-    """Lay the rows out as `model.generate` does for a left-padded batch."""
-    prompt_width = max(len(prompt) for prompt in prompts)
+def padded_batch(outputs: list[PyramidOutput], pad_token_id: int) -> BatchOutput:
+    """Lay the rows out as `model.generate` does: prompts end, and new tokens begin, at one column."""
+    rows = [output.sequences[0].tolist() for output in outputs]
+    prompt_widths = [len(row) - len(output.ids) for row, output in zip(rows, outputs)]
     new_width = max(len(output.ids) for output in outputs)
-    rows = [[pad_token_id] * (prompt_width - len(prompt)) + list(prompt) + output.ids + [pad_token_id] * (new_width - len(output.ids))
-            for prompt, output in zip(prompts, outputs)]
+    rows = [[pad_token_id] * (max(prompt_widths) - width) + row + [pad_token_id] * (new_width - len(output.ids))
+            for row, width, output in zip(rows, prompt_widths, outputs)]
     return BatchOutput(torch.tensor(rows, dtype=torch.long), outputs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,16 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 
-def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list[list[int]], bool]:
-    """-> (token ids of every prompt without padding, whether the caller passed several)
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`ids` are the prompt's tokens; `padding` stands before them in the row that the caller passed."""
+
+    ids: list[int]
+    padding: list[int]
+
+
+def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list[Prompt], bool]:
+    """-> (the prompts, whether the caller passed several)
 
     Raises:
         TypeError: something that is no prompt. ValueError: an empty prompt, text without a tokenizer, a mask of
@@ -33,7 +42,7 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list
         raise TypeError("a prompt must be text, a list of chat messages, token ids, or a list of these; "
                         f"got {type(inputs).__name__}{' (empty)' if inputs == [] else ''}")
     for index, prompt in enumerate(prompts):
-        if not prompt:
+        if not prompt.ids:
             raise ValueError(f"prompt {index} is empty; expected at least one token (a BOS token, say)")
     return prompts, batched
 
@@ -61,9 +70,9 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
 
 
-def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[list[int]]:
+def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[Prompt]:
     if attention_mask is None:
-        return rows
+        return [Prompt(row, []) for row in rows]
     mask = torch.as_tensor(attention_mask)
     mask = (mask if mask.ndim == 2 else mask[None]).tolist()
     if [len(row) for row in rows] != [len(row) for row in mask]:
@@ -75,7 +84,8 @@ def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[list[int]]:
             raise ValueError("attention_mask must be one run of ones per row; holes inside a prompt are not supported")
         if used and used[-1] != len(row) - 1:
             raise ValueError("attention_mask pads on the right; decoder-only models need left padding (padding_side='left')")
-        kept.append([row[i] for i in used])
+        start = used[0] if used else len(row)
+        kept.append(Prompt(row[start:], row[:start]))
     return kept
 
 
@@ -85,23 +95,22 @@ def matching_tokenizer(tiers: Sequence[Any], tokenizer: Any) -> Any:
     Raises:
         ValueError: two tiers whose saved tokenizers differ; their ids would mean different things.
     """
-    saved = [(tier, _saved_tokenizer(model)) for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)]
-    known = [(f"tier {tier}", found) for tier, found in saved if found is not None]
-    if tokenizer is not None and hasattr(tokenizer, "get_vocab"):
-        known.append(("tokenizer=", tokenizer))
-    for name, other in known[:-1]:
-        last_name, last = known[-1]
-        if other is not last and other.get_vocab() != last.get_vocab():
-            raise ValueError(f"{name} and {last_name} have different tokenizers ({len(other)} and {len(last)} entries); "
-                             "all tiers of a pyramid must share one")
-    if tokenizer is not None:
-        return tokenizer
-    return saved[-1][1]
+    places = {tier: model.config._name_or_path for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)}
+    saved = {place: _saved_tokenizer(place) for place in set(places.values())}   # derived tiers share their source's
+    known = {f"tier {tier}": saved[place] for tier, place in places.items() if saved[place] is not None}
+    if hasattr(tokenizer, "get_vocab"):
+        known["tokenizer="] = tokenizer
+    if known:
+        last_name, last = list(known.items())[-1]
+        for name, other in known.items():
+            if other is not last and other.get_vocab() != last.get_vocab():
+                raise ValueError(f"{name} and {last_name} have different tokenizers ({len(other)} and {len(last)} entries); "
+                                 "all tiers of a pyramid must share one")
+    return tokenizer if tokenizer is not None else saved[places[len(tiers) - 1]]
 
 
-def _saved_tokenizer(model: PreTrainedModel) -> Any:
+def _saved_tokenizer(name: str) -> Any:
     """The tokenizer beside a model's weights (a directory, or a hub name already in the local cache), if there is one."""
-    name = model.config._name_or_path
     if not name:
         return None
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):

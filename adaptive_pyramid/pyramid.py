@@ -16,11 +16,12 @@ from .control.controller import Controller
 from .control.defaults import Pool, default_config, make_controller
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
+from .errors import check_int
 from .generation import Generation, OnBlock
 from .models import families
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
-from .prompts import matching_tokenizer, read_prompts
+from .prompts import Prompt, matching_tokenizer, read_prompts
 from .request import build_request, prepared_request, read_keywords
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
@@ -116,7 +117,8 @@ class AdaptivePyramid:
             keywords: Hugging Face generation keywords with their names and defaults (max_new_tokens, do_sample,
                 temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
                 eos_token_id, min_new_tokens, max_time, output_scores, ...), and
-                seed (int): private; for `pyramid` and the fuzzy methods the same seed gives the same ids;
+                seed (int): private; for `pyramid` and the fuzzy methods the same seed gives the same ids (row i of a
+                list draws with seed + i);
                 method, config, control, drift_budget: as in the constructor, for this call.
 
         Raises:
@@ -127,17 +129,17 @@ class AdaptivePyramid:
             if streamer is not None and len(prompts) > 1:
                 raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
             outputs = []
-            for prompt in prompts:
-                generation = self._generation(prompt, generation_config, keywords, on_block)
+            for row, prompt in enumerate(prompts):
+                generation = self._generation(prompt.ids, generation_config, keywords, on_block, row)
                 if streamer is not None:
-                    streamer.put(torch.tensor([prompt]))
+                    streamer.put(torch.tensor([prompt.padding + prompt.ids]))
                 for block in generation.run():
                     for token in block.tokens if streamer is not None else ():
                         streamer.put(torch.tensor([token]))
                 if streamer is not None:
                     streamer.end()
-                outputs.append(generation.output())
-            return padded_batch(prompts, outputs, generation.request.pad_token_id) if batched else outputs[0]
+                outputs.append(generation.output(prompt.padding))
+            return padded_batch(outputs, generation.request.pad_token_id) if batched else outputs[0]
 
     def stream(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
                on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> Iterator[str]:
@@ -151,7 +153,7 @@ class AdaptivePyramid:
             prompts, _ = self._prompts(inputs, attention_mask, keywords)
             if len(prompts) != 1:
                 raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
-            generation = self._generation(prompts[0], generation_config, keywords, on_block)
+            generation = self._generation(prompts[0].ids, generation_config, keywords, on_block)
             detokenizer, sent = Detokenizer(self.tokenizer), 0
             for block in generation.run():
                 for token in block.tokens:
@@ -200,13 +202,18 @@ class AdaptivePyramid:
         self._saved_state = dict(state)
         self._controllers.clear()
 
-    def _prompts(self, inputs: Any, attention_mask: Any, keywords: dict[str, Any]) -> tuple[list[list[int]], bool]:
+    def _prompts(self, inputs: Any, attention_mask: Any, keywords: dict[str, Any]) -> tuple[list[Prompt], bool]:
         if inputs is None and "input_ids" in keywords:
             inputs = keywords.pop("input_ids")
-        return read_prompts(inputs, attention_mask, self.tokenizer)
+        prompts, batched = read_prompts(inputs, attention_mask, self.tokenizer)
+        known = self.decoder.scorers[self.decoder.target].embeddings
+        for prompt in prompts:
+            if not 0 <= min(prompt.ids) <= max(prompt.ids) < known:
+                raise ValueError(f"prompt ids must lie in 0 .. {known - 1} (the target's embeddings), got {min(prompt.ids)} .. {max(prompt.ids)}")
+        return prompts, batched
 
     def _generation(self, prompt: list[int], generation_config: GenerationConfig | None, keywords: dict[str, Any],
-                    on_block: OnBlock | Sequence[OnBlock]) -> Generation:
+                    on_block: OnBlock | Sequence[OnBlock], row: int = 0) -> Generation:
         own = {name: keywords[name] for name in _CALL_KEYWORDS if name in keywords}
         target = self.decoder.tiers[-1]
         config, ours = read_keywords(target, generation_config, {k: v for k, v in keywords.items() if k not in own}, extra=_CALL_KEYWORDS)
@@ -217,6 +224,8 @@ class AdaptivePyramid:
                 raise ValueError("stop_strings need a tokenizer: pass tokenizer= to the pyramid or to this call")
             strings = ours["stop_strings"]
             stop_text = StopText(tokenizer, [strings] if isinstance(strings, str) else strings)
+        if ours.get("seed") is not None:
+            ours["seed"] = check_int("seed", ours["seed"], 0) + row
         limit = self.decoder.scorers[self.decoder.target].max_context
         request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
         return self._start(request, own, stop_text, on_block)
@@ -251,7 +260,7 @@ class AdaptivePyramid:
 
     def pool(self) -> Pool:
         """What control may know of the tiers: which have models, and what forwards cost."""
-        weights = {tier: sum(p.numel() * p.element_size() for p in scorer.model.parameters())
+        weights = {tier: sum(tensor.nbytes for tensors in (scorer.model.parameters(), scorer.model.buffers()) for tensor in tensors)
                    for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
         return Pool.of(len(self.decoder.tiers), weights, costs)

@@ -154,8 +154,6 @@ def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: Gene
     if ours.get("max_time") is not None:
         criteria.append(MaxTimeCriteria(max_time=check_number("max_time", ours["max_time"], 0.0)))
     seed = ours.get("seed")
-    if seed is not None:
-        check_int("seed", seed, 0)
     return GenerationRequest(
         prompt_ids=tuple(prompt_ids), max_new_tokens=max_new, processors=processors, stop_text=stop_text, criteria=criteria,
         seed=secrets.randbits(62) if seed is None else seed, seeded=seed is not None,

@@ -84,7 +84,9 @@ class PyramidDecoder:
             scorer.clear()
 
     def check(self, config: PyramidConfig) -> PyramidConfig:
-        """`config` if this decoder can run it, else ValueError."""
+        """`config` if this decoder can run it, else TypeError or ValueError."""
+        if not isinstance(config, PyramidConfig):
+            raise TypeError(f"config must be a PyramidConfig, got {config!r}")
         if config.n_tiers != len(self.tiers):
             raise ValueError(f"config is for {config.n_tiers} tiers, this pyramid has {len(self.tiers)}")
         for tier in config.tiers:
