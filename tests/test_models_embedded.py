@@ -1,4 +1,4 @@
-"""Fetching, checking and converting an embedded model: faults are played with a tiny GGUF file, never the real wheel."""
+"""Fetching, checking and converting an embedded model: faults are played with a tiny GGUF file, not the real wheel."""
 
 from __future__ import annotations
 

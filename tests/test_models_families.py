@@ -120,7 +120,9 @@ def test_agreement_is_that_of_the_definition(tmp_path):
         for i in range(prompt, len(ids)):  # one position after the other
             p, q = (one(ids[None, :i]).logits[0, -1].softmax(-1) for one in (target, other))
             assert p.argmax() == ids[i], "not the target's own greedy text"
-            hits, overlap, count = hits + int(q.argmax() == p.argmax()), overlap + torch.minimum(p, q).sum().item(), count + 1
+            hits += int(q.argmax() == p.argmax())
+            overlap += torch.minimum(p, q).sum().item()
+            count += 1
     agreement, mean_overlap = calibration.fidelity(other, target, rows)
     assert 0.2 < agreement < 0.95
     assert agreement == pytest.approx(hits / count) and mean_overlap == pytest.approx(overlap / count, abs=1e-4)

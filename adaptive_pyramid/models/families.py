@@ -50,9 +50,10 @@ class TierReport:
 
     For tiers derived from the target: `agreement` (share of the target's own greedy tokens that are also this tier's
     best) and `overlap` (mean of 1 - total variation), over some 500 positions; None elsewhere.
-    `seconds_per_token`: median seconds of a forward over one token after 128, for the tiers of a family with derived
-    ones; None elsewhere. All three were measured on this machine when this family was first loaded with this dtype and
-    number of threads, and are read from the cache since.
+    `seconds_per_token`: seconds of a forward over one token after 128 (the smallest of nine), for the tiers of a family
+    with derived ones; None elsewhere. All three were measured on this machine when this family was first loaded with
+    this dtype (seconds: and number of threads), and are read from the cache since; to have them measured again, delete
+    `calibration.json` there.
     """
 
     name: str
