@@ -19,10 +19,13 @@ SCHEMA_VERSION = 1
 # What every measured number of a profile is, with its unit.
 MEASUREMENTS = {
     "speed_ratio": "tokens/s over target-only decoding of the same target, interleaved in the same run",
+    "speed_ratio_interval": "its 95 % bootstrap interval over prompts: [low, high]",
+    "answer_speed_ratio": "the same ratio of the time until the model's own end of its answers",
     "speed_ratio_hf": "tokens/s over Hugging Face generate with the same target",
     "tokens_per_second": "new tokens per second, prefill included",
     "acceptance": "verifying tier -> accepted / tested positions",
     "acceptance_length": "verifying tier -> tokens per verification",
+    "agreement": "share of tokens before the first that differs from target-only decoding's",
     "mean_drift": "drift per token (total variation in sampling, nats in greedy decoding)",
     "score": "task score: value, low, high (95 % interval), n, label",
     "prompts": "prompts measured on",

@@ -1,0 +1,120 @@
+"""The last step: the best trials against each other, against `ar` and against Hugging Face, and a profile of the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.profile import Profile
+
+from tuning.measure import Bench, Timed, in_rotation
+from tuning.objective import Question, Tally
+from tuning.prior import Prior
+from tuning.results import config_of
+
+FINALISTS = 2
+
+
+@dataclass
+class Finals:
+    """Everything timed in turn on the same prompts: fresh numbers, free of the luck that made a trial the best of many.
+
+    Args:
+        tallies: one per finalist, in their order. hugging_face: its runs, by prompt.
+    """
+
+    finalists: list[FrozenTrial]
+    tallies: list[Tally]
+    hugging_face: list[Timed] = field(default_factory=list)
+
+    @property
+    def winner(self) -> int:
+        return max(range(len(self.tallies)), key=lambda index: self.tallies[index].ratio)
+
+    def over_hugging_face(self, index: int) -> float:
+        """tokens/s of a finalist over those of Hugging Face `generate`."""
+        theirs = sum(len(run.ids) for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
+        return self.tallies[index].to_dict()["tokens_per_second"] / theirs
+
+
+def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence[FrozenTrial],
+                progress: Callable[[], None] = lambda: None) -> Finals:
+    """Time `ar`, Hugging Face and every finalist on each question, each going first in turn."""
+    finals = Finals(list(finalists), [Tally() for _ in finalists])
+    configs = [config_of(trial) for trial in finalists]
+    turn = 0
+    for question in questions:
+        for prompt, answer in zip(question.prompts, question.answers):
+            runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt), lambda: bench.hugging_face(prompt)]
+            runs += [lambda config=config: bench.run(prompt, config) for config in configs]
+            ar, theirs, *own = in_rotation(runs, turn)
+            finals.hugging_face.append(theirs)
+            for tally, timed in zip(finals.tallies, own):
+                tally.add(ar, timed, len(answer))
+            turn += 1
+        progress()
+    return finals
+
+
+def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: FrozenTrial, finals: Finals | None, ar_score: Mapping[str, Any],
+                 study: Mapping[str, Any]) -> Profile:
+    """The profile of a trial's config; of target-only decoding if the config turned out no faster.
+
+    `finals` None: the trial's own numbers are all there is.
+    """
+    config = config_of(trial)
+    if finals is None:
+        seen, ratio_hf = dict(trial.user_attrs), None
+    else:
+        seen, ratio_hf = finals.tallies[finals.winner].to_dict(), finals.over_hugging_face(finals.winner)
+    measured: dict[str, Any] = {
+        "speed_ratio": seen["ratio"], "speed_ratio_interval": list(seen["ratio_interval"]), "answer_speed_ratio": seen["answer_ratio"],
+        "tokens_per_second": seen["tokens_per_second"], "acceptance": _by_tier(seen["acceptance"]),
+        "acceptance_length": _by_tier(seen["acceptance_length"]), "agreement": seen["agreement"], "mean_drift": seen["mean_drift"],
+        "score": dict(trial.user_attrs["score"]), "prompts": seen["prompts"], "predicted_ratio": trial.user_attrs["predicted_ratio"],
+    }
+    if ratio_hf is not None:
+        measured["speed_ratio_hf"] = ratio_hf
+    if seen["ratio"] <= 1.0:
+        # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
+        measured = {"speed_ratio": 1.0, "tokens_per_second": seen["ar_tokens_per_second"], "mean_drift": 0.0, "agreement": 1.0,
+                    "score": dict(ar_score), "prompts": seen["prompts"]}
+        if ratio_hf is not None:
+            measured["speed_ratio_hf"] = ratio_hf / seen["ratio"]
+        config = config.with_route((config.target,))
+    here = bench.pyramid.description()
+    method = bench.method
+    return Profile(
+        task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
+        rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured, costs=prior.costs,
+        device=here["device"], dtype=here["dtype"], versions={name: str(number) for name, number in here["versions"].items()},
+        revisions={name: source_text(source) for name, source in family.sources.items()}, study=dict(study))
+
+
+def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
+    """`config` with a plain length in the stages that its route leaves out.
+
+    They change nothing while the route stands; they are where online control starts when it tries other routes.
+    """
+    spare = default_config(config.n_tiers)
+    stages = tuple(config.stage(tier) if tier in config.route[1:] else spare.stage(tier) for tier in range(1, config.n_tiers))
+    return replace(config, stages=stages)
+
+
+def source_text(source: Mapping[str, Any] | str) -> str:
+    """Where a tier came from, in one line."""
+    if isinstance(source, str):
+        return source
+    if "wheel" in source:
+        wheel = source["wheel"]
+        return f"{wheel['package']}=={wheel['version']} sha256:{wheel['sha256']}"
+    return ", ".join(f"{key}: {value}" for key, value in source.items())
+
+
+def _by_tier(values: Mapping[str, float]) -> dict[int, float]:
+    return {int(tier): value for tier, value in values.items()}

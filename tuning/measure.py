@@ -1,0 +1,159 @@
+"""Clocks: what forwards cost, and whole generations timed the same way for a config, for `ar` and for Hugging Face.
+
+A timed generation writes exactly `max_new_tokens` tokens: end-of-text and other special tokens are suppressed, for all
+three alike, because the tokens/s of an answer that ends after twelve tokens are mostly the prompt's. Every one starts
+with cold caches, so the prompt is paid each time, as in `model.generate`. Scores come from answers that may end where the
+model ends them (`Bench.answer`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.decoding.decoder import PyramidDecoder
+from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.decoding.tokens import Sequence as Text, Tokens
+from adaptive_pyramid.pyramid import AdaptivePyramid
+from adaptive_pyramid.stats import GenerationStats
+from adaptive_pyramid.throughput import CostModel, measure_costs
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 128)   # the last one is there for prompts
+CONTEXT = 128
+REPEATS = 5
+
+
+def cost_table(decoder: PyramidDecoder, ids: Sequence[int], context: int = CONTEXT, widths: Sequence[int] = WIDTHS,
+               repeats: int = REPEATS, progress: Callable[[], None] = lambda: None) -> CostModel:
+    """Median seconds of a forward of each model tier over every width, on top of `context` cached tokens.
+
+    `ids` is any text of the family, repeated until it is long enough. `progress` is called after every forward.
+    """
+    needed = context + max(widths)
+    text = (list(ids) * (needed // len(ids) + 1))[:needed]
+    texts = {width: Text(text[: context + width]) for width in widths}
+
+    def forward(tier: int, width: int) -> float:
+        scorer = decoder.scorers[tier]
+        _wait(scorer.device)
+        started = time.perf_counter()
+        # All texts share their first `context` tokens and only `width` logits are asked for, so `width` tokens are fed.
+        scorer.logits(texts[width], Tokens(), last=width)
+        _wait(scorer.device)
+        return time.perf_counter() - started
+
+    with torch.inference_mode():
+        for scorer in decoder.scorers.values():
+            scorer.logits(Text(text[:context]), Tokens(), last=1)
+        costs = measure_costs(forward, list(decoder.scorers), widths, repeats, progress)
+    decoder.clear_caches()
+    return costs
+
+
+def cost_forwards(decoder: PyramidDecoder) -> int:
+    """How many forwards `cost_table` times with its defaults."""
+    return len(decoder.scorers) * len(WIDTHS) * (REPEATS + 1)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One generation: new ids, wall seconds, and (not for Hugging Face) its statistics."""
+
+    ids: list[int]
+    seconds: float
+    stats: GenerationStats | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.ids) / self.seconds
+
+    def seconds_until(self, tokens: int) -> float:
+        """Seconds to the end of the block that brought token number `tokens`."""
+        passed, seen = 0.0, 0
+        for block in self.stats.blocks:
+            passed, seen = passed + block.seconds + block.control_seconds, seen + block.tokens
+            if seen >= tokens:
+                break
+        return passed
+
+
+@dataclass
+class Bench:
+    """Greedy generation with one pyramid, timed."""
+
+    pyramid: AdaptivePyramid
+    method: Method
+    max_new_tokens: int
+    special: list[int] = field(init=False)
+    ends: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = self.target.generation_config.eos_token_id
+        self.ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        self.special = sorted(self.ends | set(getattr(self.pyramid.tokenizer, "all_special_ids", ())))
+
+    @property
+    def target(self) -> torch.nn.Module:
+        return self.pyramid.decoder.tiers[-1]
+
+    def ar(self, prompt: Sequence[int]) -> Timed:
+        """Target-only decoding."""
+        return self._generate(prompt, method="ar", suppress_tokens=self.special)
+
+    def run(self, prompt: Sequence[int], config: PyramidConfig) -> Timed:
+        """The method under test with `config`."""
+        return self._generate(prompt, method=self.method, config=config, control="fixed", suppress_tokens=self.special)
+
+    def answer(self, prompt: Sequence[int], config: PyramidConfig | None = None) -> Timed:
+        """As users get it: ends at the model's own end. `config` None = target-only."""
+        if config is None:
+            return self._generate(prompt, method="ar")
+        return self._generate(prompt, method=self.method, config=config, control="fixed")
+
+    def hugging_face(self, prompt: Sequence[int]) -> Timed:
+        """`target.generate` with the same keywords as `ar`."""
+        ids = torch.tensor([list(prompt)], device=self.target.device)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            sequences = self.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
+                                             max_new_tokens=self.max_new_tokens, suppress_tokens=self.special)
+        new = sequences[0, len(prompt) :].tolist()
+        return Timed(new, time.perf_counter() - started)
+
+    def _generate(self, prompt: Sequence[int], **keywords: object) -> Timed:
+        self.pyramid.clear_caches()
+        started = time.perf_counter()
+        output = self.pyramid.generate(list(prompt), do_sample=False, max_new_tokens=self.max_new_tokens, **keywords)
+        return Timed(output.ids, time.perf_counter() - started, output.stats)
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        """Text of an answer, special tokens left out."""
+        return self.pyramid.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def in_rotation(runs: Sequence[Callable[[], Timed]], turn: int) -> list[Timed]:
+    """Call every run once, starting with another one each turn, so that no one always pays for being first.
+
+    Results are in the order of `runs`.
+    """
+    order = [(turn + i) % len(runs) for i in range(len(runs))]
+    found = {index: runs[index]() for index in order}
+    return [found[index] for index in range(len(runs))]
+
+
+def ratio_interval(reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval, over prompts in pairs, of sum(reference) / sum(seconds)."""
+    rows = np.random.default_rng(seed).integers(0, len(seconds), size=(resamples, len(seconds)))
+    ratios = np.asarray(reference)[rows].sum(1) / np.asarray(seconds)[rows].sum(1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,124 @@
+"""What every config should give before any was tried: replayed traces, priced with the measured cost table.
+
+The closed formula (`throughput.ThroughputModel`) stands beside the replay. It assumes that acceptance is independent from
+position to position; the replay knows better, since agreement comes in runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.throughput import Acceptance, CostModel, ThroughputModel
+
+from tuning.replay import Replay
+from tuning.traces import Trace
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Expected tokens/s over those of target-only decoding, by replay (`ratio`) and by the formula."""
+
+    ratio: float
+    formula_ratio: float
+
+
+@dataclass
+class Prior:
+    """Predictions for one method on one machine.
+
+    Args:
+        overhead: seconds per verification outside the models.
+    """
+
+    traces: Sequence[Trace]
+    costs: CostModel
+    method: Method
+    overhead: float = 0.0
+    _known: dict[PyramidConfig, Prediction] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
+
+    def predict(self, config: PyramidConfig) -> Prediction:
+        config = config.normalized()
+        if config not in self._known:
+            own = self.replay.play(config)
+            alone = self.replay.play(config.with_route((config.target,)))
+            self._known[config] = Prediction(own.tokens_per_second / alone.tokens_per_second, self._formula(config))
+        return self._known[config]
+
+    def ranked(self, candidates: Sequence[PyramidConfig]) -> list[PyramidConfig]:
+        """Best first; of equally good ones the shorter route and lengths first."""
+        return sorted(candidates, key=lambda config: (-round(self.predict(config).ratio, 9), len(config.route),
+                                                      sum(stage.length for stage in config.stages)))
+
+    def picks(self, candidates: Sequence[PyramidConfig], n: int) -> list[PyramidConfig]:
+        """n promising and different configs: the best of each route, then the best of what is left.
+
+        Later picks of a route differ from its earlier ones by a factor of 1.5 in some length or by .1 in some tau: the
+        prior is surer of an optimum's neighbourhood than of its exact place.
+        """
+        ranked = self.ranked(candidates)
+        picked: list[PyramidConfig] = []
+        for config in ranked:
+            if all(config.route != other.route for other in picked):
+                picked.append(config)
+        for config in ranked:
+            if all(config.route != other.route or _differ(config, other) for other in picked):
+                picked.append(config)
+        return picked[:n]
+
+    def _formula(self, config: PyramidConfig) -> float:
+        """The formula's ratio, with the prompts' forwards added on both sides."""
+        model = ThroughputModel(self.costs, acceptance(self.traces, config, self.method), self.overhead)
+        tokens = sum(len(trace.text) for trace in self.traces)
+        prompts = {tier: sum(self.costs.seconds(tier, trace.prompt_length) for trace in self.traces)
+                   for tier in (*config.tiers, config.target)}
+        alone = prompts[config.target] + tokens * (self.costs.seconds(config.target, 1) + self.overhead)
+        together = sum(prompts[tier] for tier in config.tiers) + tokens / model.predict(config).tokens_per_second
+        return alone / together
+
+
+def acceptance(traces: Sequence[Trace], config: PyramidConfig, method: Method) -> dict[tuple[int, int], Acceptance]:
+    """(proposer, verifier) -> Acceptance for every pair of neighbours in the config's route.
+
+    Rates are those of two tiers alone on the target's text: what a mid tier emits below its own best (its tau) is not
+    modelled here.
+    """
+    pairs: dict[tuple[int, int], Acceptance] = {}
+    for below, verifier in zip(config.route, config.route[1:]):
+        for proposer in below if isinstance(below, tuple) else (below,):
+            pairs[proposer, verifier] = _pair(traces, config, method, proposer, verifier)
+    return pairs
+
+
+def _pair(traces: Sequence[Trace], config: PyramidConfig, method: Method, proposer: int, verifier: int) -> Acceptance:
+    length, tau = config.stage(verifier).length, config.stage(verifier).tau
+    rule = method.rule(verifier == config.target)
+    accepted = tested = answered = asked = proposed = 0
+    for trace in traces:
+        for start in range(len(trace.text)):
+            asked += 1
+            tokens = (trace.found[proposer][start] if proposer in trace.found else trace.best[proposer][start:])[:length]
+            tokens = tokens[: len(trace.text) - start]
+            answered += bool(tokens)
+            proposed += len(tokens)
+            for i, token in enumerate(tokens):
+                tested += 1
+                if not trace.accepts(rule, tau, proposer, verifier, start + i, token):
+                    break
+                accepted += 1
+    # Proposals that the end of the answer cuts short are not short because of their proposer.
+    fill = 1.0 if proposer not in traces[0].found else min(1.0, proposed / max(1, answered * length))
+    return Acceptance(accepted / tested if tested else 0.0, answered / asked if asked else 0.0, fill)
+
+
+def _differ(one: PyramidConfig, other: PyramidConfig) -> bool:
+    for tier in one.route[1:]:
+        low, high = sorted((one.stage(tier).length, other.stage(tier).length))
+        if high >= 1.5 * low or abs(one.stage(tier).tau - other.stage(tier).tau) >= 0.1:
+            return True
+    return False

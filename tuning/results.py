@@ -1,0 +1,127 @@
+"""What a study found, as a table for people and for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+from rich.table import Table
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.profile import Profile
+
+COLUMNS = ("trial", "config", "predicted", "formula", "measured", "low", "high", "median", "tokens/s", "ar tokens/s",
+           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "prompts", "state")
+
+
+BRIEF = ("trial", "config", "predicted", "measured", "low", "high", "tokens/s", "acceptance", "score", "state")
+_WIDE = 160   # characters that BRIEF needs; COLUMNS need half as many again
+
+
+def config_of(trial: FrozenTrial) -> PyramidConfig:
+    """The config that a trial ran."""
+    return PyramidConfig.from_dict(trial.user_attrs["config"])
+
+
+def feasible(trial: FrozenTrial) -> bool:
+    """Whether the trial was measured to its end and kept every limit."""
+    return trial.state == TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
+
+
+def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The usable trials by measured ratio."""
+    return sorted(filter(feasible, trials), key=lambda trial: -trial.value)
+
+
+def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
+    """Median of |predicted / measured - 1|; NaN without a finished trial. `name`: which prediction."""
+    errors = [abs(trial.user_attrs[name] / trial.user_attrs["ratio"] - 1) for trial in trials if "ratio" in trial.user_attrs]
+    return statistics.median(errors) if errors else math.nan
+
+
+def rows(trials: Sequence[FrozenTrial], tier_names: Sequence[str]) -> list[dict[str, str]]:
+    """One dict of COLUMNS per finished trial, fastest first."""
+    ordered = sorted((trial for trial in trials if "ratio" in trial.user_attrs), key=lambda trial: -trial.user_attrs["ratio"])
+    return [_row(trial, tier_names) for trial in ordered]
+
+
+def _row(trial: FrozenTrial, tier_names: Sequence[str]) -> dict[str, str]:
+    seen: dict[str, Any] = trial.user_attrs
+    low, high = seen["ratio_interval"]
+    score = seen.get("score")
+    state = {TrialState.COMPLETE: "measured" if feasible(trial) else "breaks " + ", ".join(
+        name for name, excess in trial.constraints.items() if excess > 0)}.get(trial.state, trial.state.name.lower())
+
+    def by_tier(name: str) -> str:
+        return " ".join(f"{tier_names[int(tier)]} {value:.2f}" for tier, value in seen[name].items())
+
+    values = (str(trial.number), label(config_of(trial), tier_names), f"{seen['predicted_ratio']:.2f}", f"{seen['formula_ratio']:.2f}",
+              f"{seen['ratio']:.2f}", f"{low:.2f}", f"{high:.2f}", f"{seen['ratio_median']:.2f}",
+              f"{seen['tokens_per_second']:.1f}", f"{seen['ar_tokens_per_second']:.1f}", f"{seen['answer_ratio']:.2f}",
+              by_tier("acceptance"), by_tier("acceptance_length"), f"{seen['agreement']:.2f}", f"{seen['mean_drift']:.3g}",
+              "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
+              str(seen["prompts"]), state)
+    return dict(zip(COLUMNS, values))
+
+
+def label(config: PyramidConfig, tier_names: Sequence[str]) -> str:
+    """A config in words: `lookup > target, length 8`."""
+    names = [" or ".join(tier_names[tier] for tier in (entry if isinstance(entry, tuple) else (entry,))) for entry in config.route]
+    stages = [config.stage(tier) for tier in config.route[1:]]
+    text = " > ".join(names)
+    if stages:
+        text += f", length {', '.join(str(stage.length) for stage in stages)}"
+        if any(stage.tau for stage in stages):
+            text += f", tau {', '.join(f'{stage.tau:.3g}' for stage in stages)}"
+    return text
+
+
+def print_table(title: str, table_rows: Sequence[dict[str, str]]) -> None:
+    """The table on stdout: all columns where there is room, else BRIEF."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    columns = COLUMNS if console.width >= 1.5 * _WIDE else BRIEF
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("config", "acceptance", "tokens per pass", "state") else "right")
+    for row in table_rows:
+        table.add_row(*(row[column] for column in columns))
+    console.print(table)
+
+
+def write_csv(path: Path, table_rows: Sequence[dict[str, str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(table_rows)
+
+
+def write_markdown(path: Path, title: str, table_rows: Sequence[dict[str, str]], notes: Sequence[str]) -> None:
+    lines = [f"# {title}", "", "| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
+    lines += ["| " + " | ".join(row[column] for column in COLUMNS) + " |" for row in table_rows]
+    path.write_text("\n".join([*lines, "", *notes, ""]), encoding="utf-8")
+
+
+def summary(profile: Profile, errors: Mapping[str, float], steps: Sequence[tuple[str, float, float]]) -> list[str]:
+    """What to say below the table: the winner, the score, the predictions' errors, time and memory of each step."""
+    seen = profile.measured
+    score = seen["score"]
+    best = (f"best: {label(profile.config, profile.tiers)}: {seen['speed_ratio']:.2f} x target-only decoding, "
+            f"{seen['tokens_per_second']:.1f} tokens/s")
+    if "speed_ratio_hf" in seen:
+        best += f", {seen['speed_ratio_hf']:.2f} x Hugging Face generate"
+    if len(profile.config.route) == 1:
+        best += "; nothing was faster than the target alone"
+    return [
+        best + ("" if profile.study["remeasured"] else " (the trial's own numbers, not measured again)"),
+        f"score: {score['value']:.3f} (95 % interval {score['low']:.3f} to {score['high']:.3f}, n = {score['n']}), {score['label']}",
+        f"median error of the predicted ratios: replay {errors['predicted']:.1%}, formula {errors['formula']:.1%}",
+        *(f"{name}: {seconds:.1f} s, peak memory so far {peak:.0f} MB" for name, seconds, peak in steps),
+    ]

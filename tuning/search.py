@@ -1,0 +1,78 @@
+"""Tune decoding for one task: `python -m tuning.search --task csqa`.
+
+Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown) and the study
+(SQLite) beside it. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from adaptive_pyramid.errors import unknown_name
+
+INTERRUPTED = 130   # the shell's code for Ctrl-C
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence, with the nearest option for an unknown one."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            self.error(unknown_name("option", unknown[0].split("=")[0], options))
+        return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    cli = _Parser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--task", required=True, help="a task's name, or the path of its YAML file")
+    cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
+    cli.add_argument("--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)")
+    cli.add_argument("--method", default="pyramid", help="decoding method (default %(default)s)")
+    cli.add_argument("--trials", type=int, default=12, help="the study's total, resumed ones included (default %(default)s)")
+    cli.add_argument("--questions", type=int, default=12, help="measured in every trial (default %(default)s)")
+    cli.add_argument("--max-new-tokens", type=int, default=48, help="timed per question (default %(default)s)")
+    cli.add_argument("--seed", type=int, default=0, help="of the choice of questions and of the sampler (default %(default)s)")
+    cli.add_argument("--out", type=Path, metavar="YAML", help="where the profile goes (default TASK.yaml)")
+    cli.add_argument("--storage", metavar="URL", help="database of the study (default: SQLite beside the profile)")
+    cli.add_argument("--min-score", type=float, help="least task score of a usable config")
+    cli.add_argument("--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)")
+    cli.add_argument("--max-drift", type=float, help="most mean drift per token, in nats")
+    cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
+    return cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the search; returns the exit code."""
+    cli = parser()
+    given = vars(cli.parse_args(arguments))
+    limits = {name: given.pop(name) for name in ("min_score", "max_score_loss", "max_drift")}
+    try:
+        # Loading torch takes seconds; --help and misspelt options need not wait for it.
+        from adaptive_pyramid.models.families import FamilyUnavailable
+        from tuning.settings import Limits, Settings
+        from tuning.study import prepare
+
+        try:
+            search = prepare(Settings(**given, limits=Limits(**limits)))
+        except (ValueError, TypeError, OSError, ImportError, FamilyUnavailable) as error:
+            cli.error(" ".join(str(error).split()))
+        outcome = search.run()
+    except KeyboardInterrupt:
+        print(f"{cli.prog}: interrupted before the first trial; the same command starts over", file=sys.stderr)
+        return INTERRUPTED
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 0 if outcome.profile is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What to search, checked before anything slow starts. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from adaptive_pyramid.errors import check_int, check_number
+
+from tuning.examples import Example
+from tuning.tasks import Task, load_task
+
+CALIBRATION_QUESTIONS = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a config must keep; None = anything goes.
+
+    Args:
+        min_score: least task score. max_score_loss: most that the score may fall below target-only decoding's, on the
+            same questions. max_drift: most mean drift per token, in nats of log-prob regret.
+    """
+
+    min_score: float | None = None
+    max_score_loss: float | None = None
+    max_drift: float | None = None
+
+    def excesses(self, score: float, score_loss: float, drift: float) -> dict[str, float]:
+        """By how much each limit is broken; at most 0 where it is kept. Limits that are None are left out."""
+        pairs = {"min_score": (self.min_score, lambda limit: limit - score),
+                 "max_score_loss": (self.max_score_loss, lambda limit: score_loss - limit),
+                 "max_drift": (self.max_drift, lambda limit: drift - limit)}
+        return {name: excess(limit) for name, (limit, excess) in pairs.items() if limit is not None}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One search, as on the command line.
+
+    Args:
+        task, family: names, or paths of YAML files. method: a name. data: another data file for the task.
+        trials: the study's total, resumed ones included. questions: measured in every trial.
+        max_new_tokens: timed per question. seed: of the choice of questions and of the sampler.
+        out: the profile's path (None = TASK.yaml); tables and the default storage lie beside it.
+        storage: database URL. run_code: run generated code in a sandbox where the task scores by unit tests.
+
+    Raises:
+        ValueError, TypeError: an impossible value, named as on the command line.
+    """
+
+    task: str
+    family: str = "smollm2-135m"
+    data: str | None = None
+    method: str = "pyramid"
+    trials: int = 12
+    questions: int = 12
+    max_new_tokens: int = 48
+    seed: int = 0
+    out: Path | None = None
+    storage: str | None = None
+    run_code: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 1), ("questions", 1), ("max_new_tokens", 2), ("seed", 0)):
+            check_int(_option(name), getattr(self, name), least)
+        for name, value in asdict(self.limits).items():
+            if value is not None:
+                check_number(_option(name), value, 0.0, math.inf if name == "max_drift" else 1.0)
+        if self.out is not None:
+            if self.out.suffix not in (".yaml", ".yml") or self.out.is_dir():
+                raise ValueError(f"--out must be a file that ends in .yaml, got {str(self.out)!r}")
+            if not self.out.parent.is_dir():
+                raise ValueError(f"--out {self.out}: there is no directory {str(self.out.parent)!r}")
+
+
+def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Example]]:
+    """-> (task, measured examples, calibration examples); the two lists are disjoint and chosen by the seed.
+
+    Raises:
+        ValueError, FileNotFoundError: as `load_task`, and when no example is left to calibrate on.
+    """
+    task = load_task(settings.task, data=settings.data, limit=settings.questions + CALIBRATION_QUESTIONS, seed=settings.seed,
+                     run_code=settings.run_code)
+    if len(task.examples) <= settings.questions:
+        raise ValueError(f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
+                         f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}")
+    return task, task.examples[: settings.questions], task.examples[settings.questions :]
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,230 @@
+"""From a family and a task to a profile: the steps of `python -m tuning.search`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import FrozenTrial
+
+import adaptive_pyramid
+from adaptive_pyramid.decoding.method import Method, resolve
+from adaptive_pyramid.models import families
+from adaptive_pyramid.profile import Profile
+from adaptive_pyramid.pyramid import AdaptivePyramid
+from adaptive_pyramid.throughput import CostModel
+
+from tuning import measure, results, storage, traces
+from tuning.console import Steps, note, progress_bar
+from tuning.examples import Example
+from tuning.finals import FINALISTS, Finals, make_profile, play_finals
+from tuning.measure import Bench
+from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
+from tuning.prior import Prior
+from tuning.settings import Limits, Settings, choose_examples
+from tuning.space import Space
+from tuning.tasks import Task
+
+PRIOR_SHARE = 2 / 3          # of the trials come from the prior, the others from the sampler
+DEFAULT_SCORE_LOSS = 0.02    # of methods that drift: without a limit, speed alone would drive every tau to its maximum
+
+
+@dataclass
+class Outcome:
+    """What a search leaves: the profile (None if no trial was usable), its path, and whether Ctrl-C ended it."""
+
+    profile: Profile | None
+    out: Path
+    interrupted: bool = False
+
+
+def run_search(settings: Settings, family: families.Family | None = None) -> Outcome:
+    """`prepare` and `Search.run` in one call."""
+    return prepare(settings, family).run()
+
+
+def prepare(settings: Settings, family: families.Family | None = None) -> Search:
+    """Load and check everything that a user can get wrong.
+
+    Args:
+        family: loaded already; default: `settings.family` by name.
+
+    Raises:
+        ValueError, TypeError, OSError, FamilyUnavailable: one sentence on what is wrong, and with what.
+    """
+    steps = Steps()
+    task, measured, calibration = choose_examples(settings)
+    method = resolve(settings.method)
+    with steps.step("load the family"):
+        family = family if family is not None else families.load(settings.family)
+        pyramid = AdaptivePyramid(family, method=method, control="fixed")
+    space = Space.of(method, len(family.models), pyramid.pool().routes())
+    bench = Bench(pyramid, method, settings.max_new_tokens)
+    out = settings.out or Path(f"{task.name}.yaml")
+    limits = settings.limits
+    if not method.lossless and limits.max_score_loss is None:
+        limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
+    url = settings.storage or storage.default_storage(out)
+    record = _record(settings, task, measured, family, bench, limits)
+    study = _open(url, out.stem, record, settings.seed)
+    return Search(settings, task, measured, calibration, family, bench, space, limits, study, url, out, steps)
+
+
+@dataclass
+class Search:
+    """A search that is ready to run. Fields: what `prepare` made of the settings."""
+
+    settings: Settings
+    task: Task
+    measured: list[Example]
+    calibration: list[Example]
+    family: families.Family
+    bench: Bench
+    space: Space
+    limits: Limits
+    study: optuna.Study
+    url: str
+    out: Path
+    steps: Steps = field(default_factory=Steps)
+
+    def run(self) -> Outcome:
+        """Calibrate, run the trials, write profile and tables. Ctrl-C during the trials ends them and keeps the rest."""
+        prior = self._prior()
+        questions = self._questions()
+        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node())
+        self._enqueue(prior)
+        interrupted, finals = False, None
+        try:
+            with self.steps.step("trials"):
+                self._trials(objective)
+            with self.steps.step("finals"):
+                finals = self._finals(questions)
+        except KeyboardInterrupt:
+            interrupted = True
+        profile = self._write(objective, finals)
+        if interrupted:
+            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {self.url}; the same command goes on from there.")
+        return Outcome(profile, self.out, interrupted)
+
+    def _prior(self) -> Prior:
+        """Cost table and traces, measured once per study."""
+        known = self.study.user_attrs.get("prior")
+        if known is None:
+            known = self._calibrate()
+            self.study.set_user_attr("prior", known)
+        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in known["costs"].items()}
+        return Prior([traces.Trace.from_dict(trace) for trace in known["traces"]], CostModel(costs), self.bench.method, known["overhead"])
+
+    def _calibrate(self) -> dict[str, Any]:
+        decoder = self.bench.pyramid.decoder
+        prompts = [prompt_ids(self.bench.pyramid.tokenizer, example.messages()) for example in self.calibration]
+        with self.steps.step("cost table"), progress_bar("cost table", measure.cost_forwards(decoder)) as advance:
+            costs = measure.cost_table(decoder, [token for prompt in prompts for token in prompt], progress=advance)
+        with self.steps.step("calibration"), progress_bar("calibration", 2 * len(prompts)) as advance:
+            runs = []
+            for prompt in prompts:
+                runs.append(self.bench.ar(prompt))
+                advance()
+            recorded = traces.record(decoder, prompts, [run.ids for run in runs], self.bench.method.divergence, advance)
+        outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
+        return {"costs": costs.to_dict(), "overhead": max(0.0, outside[len(outside) // 2]),
+                "traces": [trace.to_dict() for trace in recorded]}
+
+    def _questions(self) -> list[Question]:
+        """The target's own answers, generated once per study: they give the score and the later turns' prompts."""
+        known = self.study.user_attrs.get("answers")
+        with self.steps.step("target's answers"), progress_bar("target's answers", len(self.measured)) as advance:
+            questions = ask(self.bench, self.measured, known, advance)
+        if known is None:
+            self.study.set_user_attr("answers", [question.answers for question in questions])
+        return questions
+
+    def _enqueue(self, prior: Prior) -> None:
+        """Queue the prior's best configs, once per study, and what an interruption left unmeasured."""
+        if "enqueued" not in self.study.user_attrs:
+            for config in prior.picks(self.space.candidates(), max(1, round(self.settings.trials * PRIOR_SHARE))):
+                self.study.enqueue_trial(self.space.params(config), skip_if_exists=True)
+            self.study.set_user_attr("enqueued", True)
+        storage.requeue_interrupted(self.study)
+
+    def _trials(self, objective: Objective) -> None:
+        """Run trials until the study holds as many finished ones as asked for."""
+        left = self.settings.trials - len(storage.finished(self.study))
+        if left <= 0:
+            return
+
+        def tell(_: optuna.Study, trial: FrozenTrial) -> None:
+            for row in results.rows([trial], self.family.tier_names):
+                note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), predicted {row['predicted']}")
+
+        with progress_bar("trials", left * len(objective.questions)) as advance:
+            objective.progress = advance
+            self.study.optimize(objective, n_trials=left, callbacks=[tell])
+
+    def _finals(self, questions: Sequence[Question]) -> Finals | None:
+        finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
+        if not finalists:
+            return None
+        with progress_bar("finals", len(questions)) as advance:
+            return play_finals(self.bench, questions, finalists, advance)
+
+    def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
+        """Print and write the table, and the profile of the best trial; None if no trial is usable."""
+        trials = storage.finished(self.study)
+        best = results.best_first(trials)
+        table = results.rows(trials, self.family.tier_names)
+        title = f"{self.task.label}, {self.family.name}, method {self.bench.method.name}: tokens/s over target-only decoding"
+        if not best:
+            note("No trial was measured to its end within the limits, so no profile was written.")
+            return None
+        trial = best[0] if finals is None else finals.finalists[finals.winner]
+        errors = {name: results.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
+        provenance = {
+            "name": self.study.study_name, **self.study.user_attrs["settings"], "label": self.task.label,
+            "trials": len(trials), "best_trial": trial.number, "best_trial_ratio": trial.value,
+            "remeasured": finals is not None, "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
+            "workers": sorted({trial.user_attrs["worker"] for trial in trials}), "threads": torch.get_num_threads(),
+        }
+        profile = make_profile(self.task.name, self.family, self.bench, objective.prior, trial, finals,
+                               score_dict(objective.ar_score), provenance)
+        profile.save(self.out)
+        results.write_csv(self.out.with_suffix(".csv"), table)
+        notes = results.summary(profile, errors, self.steps.rows)
+        results.write_markdown(self.out.with_suffix(".md"), title, table, notes)
+        results.print_table(title, table)
+        print(*notes, f"wrote {self.out}, {self.out.with_suffix('.csv')}, {self.out.with_suffix('.md')}", sep="\n")
+        return profile
+
+
+def _record(settings: Settings, task: Task, measured: Sequence[Example], family: families.Family, bench: Bench,
+            limits: Limits) -> dict[str, Any]:
+    """What must not change when a study is resumed."""
+    here = bench.pyramid.description()
+    chats = json.dumps([[example.system, example.history, example.turns] for example in measured])
+    return {
+        "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name, "seed": settings.seed,
+        "questions": settings.questions, "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
+        "limits": asdict(limits), "questions_sha256": hashlib.sha256(chats.encode()).hexdigest()[:16],
+        "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__, **here["versions"]},
+    }
+
+
+def _open(url: str, name: str, record: dict[str, Any], seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)
+        study = storage.open_study(url, name, record, pruner)
+        # Another seed after every resumption: the same one would draw the same numbers again.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=4,
+                                                   multivariate=True, group=True)
+    return study
