@@ -19,6 +19,7 @@ from .decoding.method import Method, resolve
 from .errors import check_int
 from .generation import Generation, OnBlock
 from .models import families
+from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts
@@ -260,8 +261,7 @@ class AdaptivePyramid:
 
     def pool(self) -> Pool:
         """What control may know of the tiers: which have models, and what forwards cost."""
-        weights = {tier: sum(tensor.nbytes for tensors in (scorer.model.parameters(), scorer.model.buffers()) for tensor in tensors)
-                   for tier, scorer in self.decoder.scorers.items()}
+        weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
         return Pool.of(len(self.decoder.tiers), weights, costs)
 

@@ -18,7 +18,7 @@ from .drafters import ForeignDrafter, Lookup, LookupDrafter, ModelDrafter
 from .drift import DriftBudget
 from .method import Method, resolve
 from .sampling import KeyedNoise, PrivateNoise, Sampler
-from .scorer import Scorer
+from .scorer import Scorer, output_width
 from .tiers import FirstOf, Proposer, Run, Stage
 from .tokens import Sequence
 from .verify import Verdict, Verifier
@@ -219,6 +219,11 @@ class Decoding:
         return chain
 
     def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
+        proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
+        return proposers[0] if len(proposers) == 1 else FirstOf(proposers)
+
+
+def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
         proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
         return proposers[0] if len(proposers) == 1 else FirstOf(proposers)
 

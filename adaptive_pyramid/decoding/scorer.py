@@ -80,9 +80,15 @@ class Scorer:
         self.log: list[Forward] = []
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
-        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # its name before and after transformers 5.2x
+        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # newer and older transformers
         self._keeps_few_logits = "logits_to_keep" in parameters
         self.clear()
+
+    @classmethod
+    def alone(cls, model: PreTrainedModel) -> Scorer:
+        """A scorer of one model outside a pyramid."""
+        width = output_width(model)
+        return cls(model, 0, width, width, is_target=True)
 
     def clear(self) -> None:
         """Forget the cached text and free its memory."""
@@ -127,6 +133,18 @@ class Scorer:
         logits = output.logits[0, -last:].to(torch.float32)
         self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, last, keep, seconds)))
         return self._fitted(logits)
+
+    def along(self, ids: list[int], start: int, width: int = 16) -> torch.Tensor:
+        """Logits before each of `ids[start:]`, float32 [len(ids) - start, V], start >= 1.
+
+        In forwards as narrow as decoding's own: a wide one may round otherwise, or take another kernel.
+        """
+        text, rows = Sequence(ids[:start]), []
+        for begin in range(start, len(ids), width):
+            chunk = ids[begin : begin + width]
+            rows.append(self.logits(text, Tokens(chunk[:-1], self.device), last=len(chunk)))
+            text.accept(chunk)
+        return torch.cat(rows)
 
     def drain(self) -> list[Forward]:
         """Forward passes timed since the last call. On CUDA the newest may be missing: they are read one block late."""
@@ -179,6 +197,12 @@ class Scorer:
             parts.append(tail.since(max(0, keep - known)).to(self.device, non_blocking=True))
         self._tail, self._tail_fed = tail, len(tail)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def output_width(model: PreTrainedModel) -> int:
+    """Number of logits the model's head gives."""
+    head = model.get_output_embeddings()
+    return int(getattr(head, "out_features", None) or model.config.get_text_config().vocab_size)
 
 
 def check_croppable(model: PreTrainedModel, tier: int) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adaptive_pyramid.decoding.scorer import Scorer
+from adaptive_pyramid.decoding.tokens import Sequence, Tokens
 from adaptive_pyramid.models.embedded import cache_dir
 
 NEW_TOKENS = 64  # per prompt
@@ -64,15 +66,13 @@ def own_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> lis
 @torch.no_grad()
 def fidelity(model: PreTrainedModel, target: PreTrainedModel, rows: list[tuple[Tensor, int]]) -> tuple[float, float]:
     """(agreement, overlap) in [0, 1] over the answers: how often the best token is the target's, and mean of 1 - TV."""
+    scorers = [Scorer.alone(one) for one in (model, target)]
     agreement, overlap, count = 0.0, 0.0, 0
     for ids, prompt in rows:
-        keep = len(ids) - prompt
-        laws, target_laws = (
-            one(ids[None, :-1], use_cache=False, logits_to_keep=keep).logits[0].float().softmax(-1)
-            for one in (model, target))
+        laws, target_laws = (scorer.along(ids.tolist(), prompt).softmax(-1) for scorer in scorers)
         agreement += (laws.argmax(-1) == target_laws.argmax(-1)).sum().item()
         overlap += torch.minimum(laws, target_laws).sum().item()
-        count += keep
+        count += len(ids) - prompt
     return agreement / count, overlap / count
 
 
@@ -83,15 +83,13 @@ def seconds_per_token(model: PreTrainedModel) -> float:
     The smallest of nine: what else the machine does only adds to them, and the figure is kept.
     """
     context = max(1, min(CONTEXT, _context_limit(model) - _REPEATS - 1))
-    ids = torch.ones(1, context, dtype=torch.long, device=model.device)
-    cache = DynamicCache()
-    model(ids, cache=cache, use_cache=True, logits_to_keep=1)
-    times = []
+    scorer, times = Scorer.alone(model), []
+    text = Sequence([1] * context)
     for _ in range(_REPEATS + 1):
         start = time.perf_counter()
-        logits = model(ids[:, :1], cache=cache, use_cache=True).logits
-        logits.flatten()[0].item()  # waits for the device
+        scorer.logits(text, Tokens(), last=1)[0, 0].item()  # waits for the device
         times.append(time.perf_counter() - start)
+        text.accept([1])
     return min(times[1:])
 
 

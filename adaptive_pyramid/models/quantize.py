@@ -6,6 +6,7 @@ activations too, agrees with the target on half as many tokens for models with o
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -16,12 +17,13 @@ from transformers.pytorch_utils import Conv1D
 from adaptive_pyramid.errors import check_int, unknown_name
 from adaptive_pyramid.models.sharing import shared_copy, tier_bytes
 
-__all__ = ["QuantizedLinear", "quantize", "tier_bytes"]
+__all__ = ["QuantizedLinear", "forward_bytes", "quantize", "tier_bytes"]
 
 Scheme = Literal["int4", "int8"]
 SCHEMES = ("int4", "int8")
 GROUP_SIZES = (32, 64, 128, 256)
 _LEVELS = 15  # int4 has levels 0 .. 15
+_WIDE = 32  # rows from which a dense product is faster than the kernels, which re-expand the weights for every few rows
 _KERNELS = ("_weight_int4pack_mm_for_cpu", "_convert_weight_to_int4pack_for_cpu", "_weight_int8pack_mm")
 
 
@@ -30,6 +32,9 @@ class QuantizedLinear(nn.Module):
 
     The product is taken in bfloat16 whatever the dtype of x: the kernels have no vectorised path for others (float32
     took 25 times as long), and the rounding of the weights is the larger error anyway.
+
+    From 32 rows on (a prompt) the source's own weights are used, which this layer keeps: the kernels are made for few
+    rows, and took 1.8 times as long as a dense product over a prompt of 128 tokens. Below that, in decoding:
 
     int4: W ~ zero + scale * (q - 8) with q in 0 .. 15, a scale and a zero per group of `group_size` inputs.
     int8: W ~ scale * q with q in -127 .. 127, a scale per output.
@@ -43,6 +48,7 @@ class QuantizedLinear(nn.Module):
         packed, scale = (_pack_int4(weight, group_size) if scheme == "int4" else _pack_int8(weight))
         self.register_buffer("packed", packed)
         self.register_buffer("scale", scale)
+        self.register_buffer("dense", weight.detach(), persistent=False)  # the source's storage, not a copy
 
     def _product(self, rows: Tensor) -> Tensor:
         """rows [n, in] bfloat16 -> [n, out] bfloat16."""
@@ -51,6 +57,8 @@ class QuantizedLinear(nn.Module):
         return torch.ops.aten._weight_int8pack_mm(rows, self.packed, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.numel() > _WIDE * self.in_features:
+            return nn.functional.linear(x.to(self.dense.dtype), self.dense, self.bias).to(x.dtype)
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
         y = self._product(rows).to(x.dtype).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
@@ -61,6 +69,14 @@ class QuantizedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}"
+
+
+def forward_bytes(model: PreTrainedModel) -> int:
+    """Bytes of weights that a forward over a few tokens reads: no embedding rows, and no weights kept for prompts."""
+    unread = {id(layer.dense) for layer in model.modules() if isinstance(layer, QuantizedLinear)}
+    if model.get_input_embeddings() is not None and not model.config.get_text_config().tie_word_embeddings:
+        unread.add(id(model.get_input_embeddings().weight))
+    return sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if id(tensor) not in unread)
 
 
 def _pack_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +109,8 @@ def quantize(model: PreTrainedModel, body: Scheme | None = "int4", head: Scheme 
     """A copy of `model` with weight-only quantised linear layers, for CPU; the source stays as it was.
 
     `body` says how every linear layer but the LM head is stored, `head` how the LM head is; None leaves them as they
-    are. `group_size` (32, 64, 128 or 256 inputs) belongs to int4. What is not quantised (embeddings, norms, biases)
+    are. Memory is saved where the source stays in use anyway (as the tier above): the copy keeps the source's weights for
+    prompts. `group_size` (32, 64, 128 or 256 inputs) belongs to int4. What is not quantised (embeddings, norms, biases)
     is shared with `model`, tensor by tensor. A layer that is quantised already stays as it is.
 
     Raises ValueError for unknown schemes, for a model that is not on the CPU, has no linear layers, or has one whose
