@@ -123,13 +123,18 @@ class Scorer:
         total = len(sequence) + len(tail)
         keep = min(self._in_common(sequence, tail), total - last)
         cached = len(self._ids) + self._tail_fed
-        if keep < cached:
-            self._cache.crop(keep - cached)
-        new_ids = self._remember(sequence, tail, keep)
         width = total - keep
-        self._timer.start()
-        output = self.model(input_ids=new_ids[None], use_cache=True, **{self._cache_keyword: self._cache},
-                            **({"logits_to_keep": last} if self._keeps_few_logits else {}))
+        try:
+            if keep < cached:
+                self._cache.crop(keep - cached)
+            new_ids = self._remember(sequence, tail, keep)
+            self._timer.start()
+            output = self.model(input_ids=new_ids[None], use_cache=True, **{self._cache_keyword: self._cache},
+                                **({"logits_to_keep": last} if self._keeps_few_logits else {}))
+        except BaseException:
+            # Ctrl-C or too little memory: some layers may hold the new entries and others not, so none can be trusted.
+            self.clear()
+            raise
         logits = output.logits[0, -last:].to(torch.float32)
         self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, last, keep, seconds)))
         return self._fitted(logits)

@@ -92,17 +92,20 @@ class Stage:
         tokens: list[int] = []
         origins: list[int] = []
         known = len(run.sequence)
-        while len(tokens) < n and self.scorer.room(run.sequence) >= 0:
-            verdict, drafted = self.round(run, cap - len(tokens))
-            verdicts.append(verdict)
-            tokens += verdict.tokens
-            origins += drafted
-            run.sequence.ids += verdict.tokens
-            if verdict.tokens[-1] in run.eos:
-                break
-            if stop is not None and max(verdict.entropies[: len(verdict.tokens)]) > stop:
-                break
-        del run.sequence.ids[known:]
+        try:
+            while len(tokens) < n and self.scorer.room(run.sequence) >= 0:
+                verdict, drafted = self.round(run, cap - len(tokens))
+                verdicts.append(verdict)
+                tokens += verdict.tokens
+                origins += drafted
+                run.sequence.ids += verdict.tokens
+                if verdict.tokens[-1] in run.eos:
+                    break
+                if stop is not None and max(verdict.entropies[: len(verdict.tokens)]) > stop:
+                    break
+        finally:
+            # Whatever happens up there, the text must not keep ids that the target has not verified.
+            del run.sequence.ids[known:]
         if not tokens:
             return None
         return Proposal(
