@@ -44,7 +44,7 @@ class Plant:
     """A pyramid that is only numbers.
 
     A tier is right at a position where the position's difficulty, uniform on [0, 1], is below the tier's agreement:
-    what a weaker tier gets right, a stronger one does too. Two tiers that are both wrong say the same with
+    what a weaker tier gets right, a stronger one does too. Entropies rise with difficulty. Two tiers that are both wrong say the same with
     probability `same_error`. A wrong token's regret (nats, under any verifier) is exponential with mean 1.
 
     Args:
@@ -63,6 +63,7 @@ class Plant:
         self._difficulty: list[float] = []
         self._rows: list[dict[int, tuple[bool, int, float]]] = []
         self._hits: list[dict[int, bool]] = []
+        self._entropies: list[float] = []
         self.start(prompt_length=1, max_new_tokens=0)
 
     def start(self, prompt_length: int, max_new_tokens: int) -> RequestInfo:
@@ -98,10 +99,10 @@ class Plant:
 
     def says(self, tier: int, position: int) -> tuple[int, float]:
         """(token, its regret) of `tier` at a position of the output; token 0 is what the target says."""
-        if tier == self.target:
-            return 0, 0.0
         index = self.offset + position
         self._extend(index)
+        if tier == self.target:
+            return 0, 0.0
         right, wrong_token, regret = self._rows[index][tier]
         return (0, 0.0) if right else (wrong_token, regret)
 
@@ -121,6 +122,7 @@ class Plant:
             shared = self._text.random() < self.same_error
             regret = float(self._text.exponential())
             self._rows.append({tier: (u < rate, 1 if shared else 2 + tier, regret) for tier, rate in regime.agreement.items()})
+            self._entropies.append(0.5 * math.exp(0.8 * z + 0.4 * self._text.normal()))
             self._hits.append({tier: bool(self._text.random() < rate) for tier, rate in regime.hit.items()})
 
     def _regime(self, index: int) -> Regime:
@@ -189,9 +191,11 @@ class Plant:
         accepted = len(emitted)
         emitted.append(own[accepted])
         drift.append(0.0)
+        first = self.offset + self.position + at
         self._verifications.append(Verification(
             tier, proposer, len(proposal), accepted, int(accepted < len(proposal)), len(emitted), relaxed,
-            entropy=(0.5,) * (len(proposal) + 1), proposal_entropy=(0.5,) * len(proposal),
+            entropy=self._entropies[first : first + len(proposal) + 1],
+            proposal_entropy=self._entropies[first : first + len(proposal)],
             divergence=tuple(regrets), distance=tuple(regrets)))
         # Wide of the accepted prefix, what was read is stale and read again.
         for k in list(self._cached):

@@ -13,9 +13,10 @@ from ..throughput import CostModel, ThroughputModel
 from .arms import candidate_configs, guessed_acceptance
 from .bandit import CONTEXT_DIM, BanditController
 from .controller import Controller, FixedController
+from .planner import PlannerController
 from .reward import SpeedReward
 
-CONTROLS = ("fixed", "auto", "bandit", *POLICIES)
+CONTROLS = ("fixed", "auto", "planner", "bandit", *POLICIES)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def default_config(n_tiers: int) -> PyramidConfig:
 
 def make_controller(name: str, route: Route | None, config: PyramidConfig, pool: Pool,
                     drift_budget: float | None = None) -> Controller:
-    """A controller by name: "fixed", "auto", "bandit" (discounted UCB), or a policy of `policies`.
+    """A controller by name: "fixed", "auto" (the planner), "planner", "bandit" (discounted UCB), or a policy of `policies`.
 
     Args:
         route: the method's own route; None = control chooses among the pool's. On a pinned route control only chooses
@@ -80,7 +81,9 @@ def make_controller(name: str, route: Route | None, config: PyramidConfig, pool:
         return FixedController(config)
     routes = pool.routes() if route is None else [route]
     arms = candidate_configs(config, routes, pool.model_tiers, pool.costs, drift_budget, free_taus=route is None)
-    return _bandit("discounted_ucb" if name in ("auto", "bandit") else name, arms, pool, drift_budget)
+    if name in ("auto", "planner"):
+        return PlannerController(arms, pool.costs, pool.model_tiers, drift_budget)
+    return _bandit("discounted_ucb" if name == "bandit" else name, arms, pool, drift_budget)
 
 
 def _bandit(policy: str, arms: list[PyramidConfig], pool: Pool, drift_budget: float | None) -> BanditController:

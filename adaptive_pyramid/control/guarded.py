@@ -13,7 +13,7 @@ from .arms import shortened
 from .controller import RequestInfo
 from .meter import Meter
 
-_LADDER_TOP = 16   # a route that has climbed beyond this length is trusted with any
+LADDER = (1, 2, 4, 8, 16)   # a route that has climbed beyond the last is trusted with any length
 
 
 class GuardedController:
@@ -46,6 +46,11 @@ class GuardedController:
         self.decision: Decision | None = None
         self._arm = 0
         self._config = self.arms[0]
+        # Configs take time to build and to check, so every version the ladder may ask for is built once.
+        self._versions = [{cap: shortened(arm, cap) for cap in LADDER} for arm in self.arms]
+        self._routes = list(dict.fromkeys(arm.route for arm in self.arms if len(arm.route) > 1))
+        first = {arm.route: i for i, arm in reversed(list(enumerate(self.arms)))}
+        self._probes = {route: self._versions[first[route]][1] for route in self._routes}
         self._caps: dict[Route, int] = {}
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}   # of this request
@@ -99,7 +104,7 @@ class GuardedController:
         if not total or len(self.arms) == 1 or alone < total:
             return []
         found = []
-        for route in self._routes():
+        for route in self._routes:
             if route in self._refused:
                 found.append(f"route {route_label(route)} was not tried: a first probe costs about {1000 * self._refused[route]:.0f} ms, "
                              f"more than the account for finding out had left ({100 * self.account.share:g} % of elapsed time)")
@@ -119,7 +124,7 @@ class GuardedController:
         self._load_learned(state["learned"])
         self.meter.load_state_dict(state["meter"])
         self.account.load_state_dict(state["account"])
-        self._caps = {route: state["caps"][route_label(route)] for route in self._routes() if route_label(route) in state["caps"]}
+        self._caps = {route: state["caps"][route_label(route)] for route in self._routes if route_label(route) in state["caps"]}
 
     # ------------------------------------------------------------------ choosing
 
@@ -140,21 +145,22 @@ class GuardedController:
             config = self.arms[arm]
             if arm == self.fallback:
                 return arm, config, reason
-            if self._lost & set(config.tiers):
+            if self._lost and self._lost & set(config.tiers):
                 continue
             # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
-            if config.route not in payable:
-                price = self._price(shortened(config, 1))
-                payable[config.route] = price <= left
+            route = config.route
+            if route not in payable:
+                price = self._price(self._probes[route])
+                payable[route] = price <= left
                 if price > left:
-                    self._refused[config.route] = price
+                    self._refused[route] = price
                 else:
-                    self._refused.pop(config.route, None)
-            if not payable[config.route]:
+                    self._refused.pop(route, None)
+            if not payable[route]:
                 continue
-            cap = self._caps.get(config.route, 1)
+            cap = self._caps.get(route, 1)
             for allowed in (cap, cap // 2, 1):
-                version = shortened(config, allowed) if allowed <= _LADDER_TOP else config
+                version = self._versions[arm][allowed] if allowed in LADDER else config
                 if self._price(version) <= left:
                     return arm, version, reason if version == config else f"{reason}, at length {allowed}"
         return self.fallback, self.arms[self.fallback], "the account cannot pay for another arm"
@@ -165,25 +171,15 @@ class GuardedController:
 
     def _shortest_probe(self) -> float:
         """The cheapest block that runs a draft model (without one: any draft): what the account advances."""
-        prices = {len(arm.route) == 2 and arm.route[0] in self.model_tiers: [] for arm in self.arms}
-        for route in self._routes():
-            if len(route) == 2 and not self._lost & set(self._flat(route)):
-                arm = next(arm for arm in self.arms if arm.route == route)
-                prices[route[0] in self.model_tiers].append(self._price(shortened(arm, 1)))
-        return min(prices.get(True) or prices.get(False) or [0.0])
-
-    def _routes(self) -> list[Route]:
-        """Routes of the arms, target-only left out."""
-        return list(dict.fromkeys(arm.route for arm in self.arms if len(arm.route) > 1))
-
-    @staticmethod
-    def _flat(route: Route) -> tuple[int, ...]:
-        return tuple(tier for entry in route for tier in (entry if isinstance(entry, tuple) else (entry,)))
+        probes = [(route, config) for route, config in self._probes.items()
+                  if len(route) == 2 and isinstance(route[0], int) and route[0] not in self._lost]
+        with_model = [config for route, config in probes if route[0] in self.model_tiers]
+        return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 
     def _climb(self, block: BlockStats) -> None:
         """Move the route's cap after a block: up if the target accepted something, down if it refused everything."""
         route = block.config.route
         cap = self._caps.get(route, 1)
-        if len(route) == 1 or cap > _LADDER_TOP or not block.verifications or not block.verifications[-1].proposed:
+        if len(route) == 1 or cap > LADDER[-1] or not block.verifications or not block.verifications[-1].proposed:
             return
         self._caps[route] = 2 * cap if block.verifications[-1].accepted else max(1, cap // 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import PyramidConfig
@@ -26,6 +28,8 @@ class Meter:
         self.per_verification = 0.0
         self.per_draft = 0.0
         self._cached: dict[int, int] = {}
+        self._entries: dict[int, float] = {}                # per tier, since the last block
+        self._bills: dict[PyramidConfig, _Bill] = {}
         self._prefill = 1.0     # seconds of a long forward over what the table extrapolates
         self._looks = {"verification": 0, "draft": 0, "prefill": 0}
 
@@ -33,9 +37,11 @@ class Meter:
         """A new text: of what a tier has cached, at most what the target can reuse is still good."""
         self._cached = {tier: min(cached, request.reused) for tier, cached in self._cached.items()}
         self.context = request.prompt_length
+        self._entries.clear()
 
     def observe(self, block: BlockStats) -> None:
         self.context = block.context + block.tokens
+        self._entries.clear()
         for forward in block.forwards:
             self._cached[forward.tier] = forward.context + forward.width
             if not forward.is_prefill:
@@ -82,27 +88,25 @@ class Meter:
         """Seconds for the caches of `tiers` to catch up with the text."""
         total = 0.0
         for tier in tiers:
-            lag = self.context - self._cached.get(tier, 0)
-            if tier != self.target and lag > 2:   # a lag of one token, and one more in hand, is normal
-                total += max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
+            price = self._entries.get(tier)
+            if price is None:
+                lag = self.context - self._cached.get(tier, 0)
+                price = 0.0
+                if tier != self.target and lag > 2:   # a lag of one token, and one more in hand, is normal
+                    price = max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
+                self._entries[tier] = price
+            total += price
         return total
 
     def worst(self, config: PyramidConfig) -> float:
         """Seconds of one block in which every tier refuses everything, so that it emits one token; entry included."""
-        return self._worst_round(config, len(config.route) - 1) + self.entry(config.tiers[:-1])
-
-    def _worst_round(self, config: PyramidConfig, depth: int) -> float:
-        tier = config.route[depth]
-        if depth == 0:
-            return self.costs.seconds(tier, 1) + self.per_verification
-        length = config.stage(tier).length
-        below = config.route[depth - 1]
-        if depth > 1:
-            drafting = length * self._worst_round(config, depth - 1)   # a refused round yields one token
-        else:
-            drafting = max(length * (self.costs.seconds(t, 1) + (self.per_draft if t in self.costs.table else 0.0))
-                           for t in (below if isinstance(below, tuple) else (below,)))
-        return drafting + self.costs.seconds(tier, length + 1) + self.per_verification
+        bill = self._bills.get(config)
+        if bill is None:
+            bill = self._bills[config] = _worst_bill(config, len(config.route) - 1, self.costs.table)
+        total = self.entry(bill.tiers) + bill.verifications * self.per_verification + bill.drafts * self.per_draft
+        for (tier, width), count in bill.forwards.items():
+            total += count * self.costs.seconds(tier, width)
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         return {"costs": self.costs.to_dict(), "per_verification": self.per_verification, "per_draft": self.per_draft,
@@ -113,3 +117,36 @@ class Meter:
         self.costs = CostModel({int(tier): row for tier, row in state["costs"].items()})
         self.per_verification, self.per_draft = float(state["per_verification"]), float(state["per_draft"])
         self._prefill = float(state["prefill"])
+
+
+@dataclass
+class _Bill:
+    """The forwards of a block, by (tier, width)."""
+
+    tiers: tuple[int, ...]
+    forwards: Counter[tuple[int, int]] = field(default_factory=Counter)
+    verifications: int = 0
+    drafts: int = 0
+
+
+def _worst_bill(config: PyramidConfig, depth: int, models: Container[int]) -> _Bill:
+    """One round at `route[depth]`, everything refused: a tier that is asked for n tokens needs n rounds to emit them."""
+    bill = _Bill(config.tiers[:-1], verifications=1)
+    tier = config.route[depth]
+    if depth == 0:
+        bill.forwards[tier, 1] = 1
+        return bill
+    length, below = config.stage(tier).length, config.route[depth - 1]
+    bill.forwards[tier, length + 1] = 1
+    if depth > 1:
+        inner = _worst_bill(config, depth - 1, models)
+        for forward, count in inner.forwards.items():
+            bill.forwards[forward] += length * count
+        bill.verifications += length * inner.verifications
+        bill.drafts = length * inner.drafts
+    else:
+        drafting = [t for t in (below if isinstance(below, tuple) else (below,)) if t in models]
+        if drafting:   # of a fall-through bottom, the dearest
+            bill.forwards[drafting[-1], 1] += length
+            bill.drafts = length
+    return bill

@@ -1,0 +1,345 @@
+"""How much each tier accepts of what another proposes: estimates that every block improves, also for what it did not run.
+
+Exact, given the block's own text (greedy decoding, and sampling up to the first refusal):
+- any shorter length, because acceptance is kept by position: the start of a longer proposal is the shorter one;
+- other thresholds at the same verifier: position i passes at tau' if its distance is at most tau', else as it did.
+Estimated, and held with less weight:
+- thresholds whose refusal would have come later than the real one while sampling: chances 1 - distance stand for draws;
+- the pair (bottom, target) seen through a tier between them (`_through`): a token that both accepted or the upper one
+  alone refused is a verdict on the bottom tier, too;
+- pairs never seen: `_priors`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..config import PyramidConfig
+from ..stats import BlockStats, Verification, nanmean
+from .arms import LOOKUP, MODEL_PAIR
+from .change import PageHinkley
+from .forecast import Forecast, Pair, Rates, pairs_of
+
+_BUCKETS = (1, 2, 4, 8, 16)        # last position of each bucket; one more behind them
+_ENTROPIES = (0.3, 1.0)            # nats: edges between sure, middling and unsure texts
+_N_BUCKETS = len(_BUCKETS) + 1
+_MOODS = 3                         # values of each of the two moods
+_FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])   # how far into a proposal what came before it tells anything
+_PRIOR_WEIGHT = 3.0                # tested positions that a guess is worth
+_NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier positions is worth
+_MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
+_THROUGH_WEIGHT = 0.5
+_CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
+
+
+class Estimates:
+    """Discounted acceptance counts per pair, by position and by mood.
+
+    Easy and hard stretches of text come in runs, so what the last block showed tells something about the next one. Two
+    moods of three values each: the target's entropy (sure, middling, unsure) and how its last proposal fared (refused at
+    once, in part, not at all). Acceptance in a mood shifts the estimate, the less the further into the proposal.
+
+    Args:
+        forecast: names the pairs. model_tiers: tiers with a model. greedy: whether a distance above 0 means refusal.
+        memory: verifications after which a pair's observations count 1 / e. idle: the same in blocks, for everything.
+        drift_budget: per token, or None.
+    """
+
+    def __init__(self, forecast: Forecast, model_tiers: Sequence[int], drift_budget: float | None = None,
+                 memory: float = 200.0, idle: float = 1000.0, counterfactual: bool = True) -> None:
+        self.n_tiers = forecast.n_tiers
+        self.target = self.n_tiers - 1
+        self.drift_budget = drift_budget
+        self.counterfactual = counterfactual
+        self._keep, self._keep_idle = math.exp(-1 / memory), math.exp(-1 / idle)
+        # With a budget, what tau buys beyond the plain test is scaled by what the budget pays for.
+        self._plain = [forecast.add(pair._replace(tau=0.0)) if drift_budget and pair.verifier == self.target else i
+                       for i, pair in enumerate(list(forecast.pairs))]
+        self.pairs = forecast.pairs
+        self._plain += list(range(len(self._plain), len(self.pairs)))
+        self._index = {pair: i for i, pair in enumerate(self.pairs)}
+        self._siblings: dict[Pair, list[int]] = {}   # pairs that differ in tau alone, under the one of tau 0
+        for i, pair in enumerate(self.pairs):
+            self._siblings.setdefault(pair._replace(tau=0.0), []).append(i)
+        # One row per pair, so that learning and forgetting are one operation; the names are views of its columns.
+        n = len(self.pairs)
+        self.counts = np.zeros((n, 2 * _N_BUCKETS + 4 * _MOODS + 1))
+        self.accepted, self.tested = self.counts[:, :_N_BUCKETS], self.counts[:, _N_BUCKETS : 2 * _N_BUCKETS]
+        self.by_mood = self.counts[:, 2 * _N_BUCKETS : -1].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
+        self.spent = self.counts[:, -1]                              # drift asked for at tau
+        self.asked = np.full((2, self.n_tiers), 1e-9)                # lookups: hits, requests
+        self.filled = np.full((2, self.n_tiers), 1e-9)               # tokens found, tokens asked for
+        self._position_bucket = np.array([_bucket(i) for i in range(forecast.longest)])
+        self._is_lookup = np.array([pair.proposer not in model_tiers for pair in self.pairs])
+        self._guess = np.where(self._is_lookup, LOOKUP.rate, MODEL_PAIR.rate)
+        self._lookup_tiers = np.array([tier not in model_tiers for tier in range(self.n_tiers)])
+        self._family = self._relatives()
+        self._alarms: dict[int, PageHinkley] = {}
+        self._mood = (1, 1)
+        self.changes = 0
+
+    # ------------------------------------------------------------------ learning
+
+    def observe(self, block: BlockStats, greedy: bool, arm: int) -> None:
+        """Learn from every verification of a block that ran `arm`."""
+        owner = -1 if self.counterfactual else arm
+        self.counts *= self._keep_idle
+        config = block.config
+        depth_of = {tier: depth for depth, tier in enumerate(config.route) if depth}
+        for verification in block.verifications:
+            depth = depth_of.get(verification.tier)
+            if depth is None:
+                continue
+            if depth == 1:
+                self._observe_bottom(config, verification, block)
+            if verification.proposed:
+                pair = next((p for p in pairs_of(config, depth, owner) if p.proposer == verification.proposer), None)
+                if pair is not None:
+                    self._observe_pair(pair, verification, greedy)
+        if self.counterfactual and len(config.route) > 2 and not isinstance(config.route[0], tuple):
+            self._through(config, block)
+        if block.verifications:
+            self._feel(block.verifications[-1])
+
+    def _feel(self, top: Verification) -> None:
+        sure, fared = self._mood
+        level = nanmean(top.entropy[: top.accepted + 1])
+        if not math.isnan(level):
+            sure = int(level > _ENTROPIES[0]) + int(level > _ENTROPIES[1])
+        if top.proposed:
+            fared = 0 if not top.accepted else 1 + (top.accepted == top.proposed)
+        self._mood = (sure, fared)
+
+    @property
+    def mood(self) -> int:
+        """Number of the mood now."""
+        return self._mood[0] * _MOODS + self._mood[1] if self.counterfactual else 0
+
+    def _observe_bottom(self, config: PyramidConfig, v: Verification, block: BlockStats) -> None:
+        """Who answered: hits and fill of the bottom tiers that were asked."""
+        bottom = config.route[0] if isinstance(config.route[0], tuple) else (config.route[0],)
+        for tier in bottom:
+            if self._lookup_tiers[tier]:
+                self.asked[:, tier] *= self._keep
+                self.asked[1, tier] += 1
+                self.asked[0, tier] += v.proposer == tier
+                if v.proposer == tier:
+                    self.filled[:, tier] = self.filled[:, tier] * self._keep + (v.proposed, config.stage(v.tier).length)
+            if v.proposer == tier:
+                break
+
+    def _observe_pair(self, pair: Pair, v: Verification, greedy: bool) -> None:
+        self._watch(pair, v)
+        for i in self._siblings[pair._replace(tau=0.0)]:
+            own = self.pairs[i].tau
+            if own == pair.tau and not (self.drift_budget and self.counterfactual):
+                accepted, tested = _by_bucket(v.accepted), _by_bucket(v.tested)
+                spent = sum(v.distance[: v.accepted]) if self.drift_budget else 0.0
+            elif self.counterfactual:
+                accepted, tested, spent = _at_threshold(v, pair.tau, own, greedy)
+            else:
+                continue
+            self._add(i, accepted, tested, spent)
+
+    def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], spent: float = 0.0, weight: float = 1.0) -> None:
+        moods = [0.0] * (4 * _MOODS)
+        for kind, value in enumerate((sum(accepted), sum(tested))):
+            for which, mood in enumerate(self._mood):
+                moods[(2 * kind + which) * _MOODS + mood] = value
+        row = self.counts[i]
+        row *= self._keep**weight
+        row += weight * np.array([*accepted, *tested, *moods, spent])
+
+    def _through(self, config: PyramidConfig, block: BlockStats) -> None:
+        """What a chain of three shows of pairs that it does not run.
+
+        The target's proposal is the middle tier's rounds in a row; a refused one ends with the middle tier's own token.
+        (bottom, target): where the target took that own token, it would have refused the bottom's; where it refused it,
+        nobody knows. (middle, target) without thresholds below: the target's verdicts on the middle tier's own choices.
+        """
+        if len(config.route) != 3 or not block.verifications or block.verifications[-1].tier != self.target:
+            return
+        bottom, middle, target = config.route
+        relaxes = config.stage(middle).tau
+        top = block.verifications[-1]
+        seen = {(bottom, target): [0, 0], (middle, target): [0, 0]}   # accepted, tested
+        position = 0
+        for v in block.verifications[:-1]:
+            for offset in range(v.emitted):
+                if position >= top.tested:
+                    break
+                kept = position < top.accepted
+                if offset < v.accepted:
+                    seen[bottom, target][0] += kept
+                    seen[bottom, target][1] += 1
+                elif v.rejected and kept:
+                    seen[bottom, target][1] += 1
+                if relaxes and (offset >= v.accepted or not 0 < v.distance[offset] <= relaxes):
+                    seen[middle, target][0] += kept
+                    seen[middle, target][1] += 1
+                position += 1
+        for pair, (accepted, tested) in seen.items():
+            i = self._index.get(Pair(*pair))
+            if tested and i is not None:
+                rest = [0.0] * (_N_BUCKETS - 1)   # its place in a proposal of its own is not known: counted as the first
+                self._add(i, [accepted, *rest], [tested, *rest], weight=_THROUGH_WEIGHT)
+
+    def _watch(self, pair: Pair, v: Verification) -> None:
+        """Forget faster where acceptance is not what it was."""
+        row = self.counts[self._index[pair]].tolist()
+        known = sum(row[_N_BUCKETS : 2 * _N_BUCKETS])
+        if known < 20:
+            return
+        rate = min(0.99, sum(row[:_N_BUCKETS]) / known)
+        # Tests stop at a refusal, so their number depends on the outcome; only a fixed scale leaves the mean at 0.
+        usual = (1 - rate**v.proposed) / (1 - rate)
+        surprise = (v.accepted - v.tested * rate) / math.sqrt(usual * max(0.05, rate * (1 - rate)))
+        alarm = self._alarms.setdefault(self._index[pair], PageHinkley(slack=0.3, threshold=10.0))
+        if alarm.observe(min(3.0, max(-3.0, surprise))):
+            self.changes += 1
+            # Another kind of text for one pair most likely is one for all, less surely so.
+            self.counts *= np.array([[_CHANGED if other[:2] == pair[:2] else 0.5] for other in self.pairs])
+
+    # ------------------------------------------------------------------ what is believed
+
+    def rates(self, optimism: float) -> Rates:
+        """Opinions for every mood: the mean at rows 2 * mood, `optimism` standard deviations above it at 2 * mood + 1."""
+        total = self.counts[:, : 2 * _N_BUCKETS].reshape(-1, 2, _N_BUCKETS).sum(axis=2)
+        known = total[:, 1]
+        prior = self._priors(total[:, 0], known)
+        pooled = (total[:, 0] + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
+        # Each bucket leans on the one before it, the first one on all.
+        weight = 1 / (self.tested + _NEIGHBOUR_WEIGHT).T
+        own, leaning = self.accepted.T * weight, _NEIGHBOUR_WEIGHT * weight
+        mean = np.empty_like(own)
+        lean = pooled
+        for bucket in range(_N_BUCKETS):
+            lean = mean[bucket] = own[bucket] + leaning[bucket] * lean
+        mean = mean.T[None]
+        if self.counterfactual:
+            mean = mean + self._shifts(prior)[:, :, None] * _FADE
+        if self.drift_budget:
+            mean = self._within_budget(mean, known)
+        deviation = np.sqrt(np.maximum(0.1, pooled * (1 - pooled)) / (known + 1))
+        hits, requests = self.asked
+        hit = np.where(self._lookup_tiers, (hits + 2 * LOOKUP.hit) / (requests + 2), 1.0)
+        spread = np.where(self._lookup_tiers, np.sqrt(hit * (1 - hit) / (requests + 2)), 0.0)
+        fill = np.where(self._lookup_tiers, (self.filled[0] + 4) / (self.filled[1] + 4), 1.0)
+        moods = len(mean)
+        opinions = np.empty((moods, 2, *mean.shape[1:]))
+        opinions[:, 0] = mean
+        opinions[:, 1] = mean + optimism * deviation[:, None]
+        opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
+        return Rates(opinions.take(self._position_bucket, axis=2),
+                     np.tile(np.minimum(1.0, np.stack([hit, hit + optimism * spread])), (moods, 1)), np.minimum(1.0, fill))
+
+    def _shifts(self, prior: np.ndarray) -> np.ndarray:
+        """How much acceptance differs from its overall rate in every mood, [moods, pairs]."""
+        total = self.by_mood.sum(axis=3, keepdims=True)
+        overall = (total[:, 0] + _PRIOR_WEIGHT * prior[:, None, None]) / (total[:, 1] + _PRIOR_WEIGHT)
+        shift = (self.by_mood[:, 0] + _MOOD_WEIGHT * overall) / (self.by_mood[:, 1] + _MOOD_WEIGHT) - overall
+        return (shift[:, 0, :, None] + shift[:, 1, None, :]).reshape(len(prior), -1).T
+
+    def _within_budget(self, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """What a threshold buys, scaled by the share of its drift that the budget pays for.
+
+        At tau the target would drift by `spent` per tested position; the bucket refills by the budget per emitted token,
+        of which there is about one per tested position.
+        """
+        demand = self.spent / np.maximum(known, 1.0)
+        granted = np.minimum(1.0, self.drift_budget / np.maximum(demand, 1e-9))
+        plain = mean[:, self._plain]
+        return plain + granted[:, None] * np.maximum(0.0, mean - plain)
+
+    def _relatives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Per pair the number of its (proposer, verifier); per such name those of (proposer, target) and (verifier, target),
+        whether both exist, and which names have a smaller model for a proposer, at the same target."""
+        names = list(dict.fromkeys(pair[:2] for pair in self.pairs))
+        number = {name: i for i, name in enumerate(names)}
+        below = np.array([number.get((p, self.target), -1) if v != self.target else -1 for p, v in names])
+        above = np.array([number.get((v, self.target), -1) if v != self.target else -1 for p, v in names])
+        smaller = np.array([[v == w == self.target and q < p and not self._lookup_tiers[q] for q, w in names] for p, v in names])
+        return np.array([number[pair[:2]] for pair in self.pairs]), below, above, (below >= 0) & (above >= 0), smaller
+
+    def _priors(self, own_accepted: np.ndarray, own_tested: np.ndarray) -> np.ndarray:
+        """A guess per pair, from its relatives where they are known.
+
+        Pairs that differ in thresholds alone lean on each other. A larger model is expected to agree with the target at
+        least as often as a smaller one. Two tiers agree where both agree with the target, and on some of their common
+        errors: a(D, Q) is about a(D, T) + .3 (1 - a(Q, T)).
+        """
+        if not self.counterfactual:
+            return self._guess
+        name, below, above, related, smaller = self._family
+        guess = np.zeros(len(below))
+        guess[name] = self._guess
+        accepted, tested = np.bincount(name, own_accepted), np.bincount(name, own_tested)
+        rate = (accepted + _PRIOR_WEIGHT * guess) / (tested + _PRIOR_WEIGHT)
+        guess = np.maximum(guess, np.where(smaller, rate, 0.0).max(axis=1))
+        rate = (accepted + _PRIOR_WEIGHT * guess) / (tested + _PRIOR_WEIGHT)
+        guess = np.where(related, np.minimum(0.98, rate[below] + 0.3 * (1 - rate[above])), guess)
+        # Its own counts come in later: here they would count twice.
+        return (accepted[name] - own_accepted + _PRIOR_WEIGHT * guess[name]) / (tested[name] - own_tested + _PRIOR_WEIGHT)
+
+    # ------------------------------------------------------------------ saved state
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, name).tolist() for name in _SAVED}
+        return {**arrays, "pairs": [[*pair[:3], list(pair.lower), pair.owner] for pair in self.pairs], "mood": list(self._mood)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pairs = [Pair(p, v, tau, tuple(lower), owner) for p, v, tau, lower, owner in state["pairs"]]
+        if pairs != self.pairs:
+            raise ValueError(f"this state has estimates for {pairs}, expected {self.pairs}")
+        arrays = {name: np.array(state[name], dtype=float) for name in _SAVED}
+        for name, array in arrays.items():
+            if array.shape != getattr(self, name).shape or not np.isfinite(array).all():
+                raise ValueError(f"{name} in the state must be finite numbers of shape {getattr(self, name).shape}, got {array.shape}")
+        for name, array in arrays.items():
+            getattr(self, name)[:] = array
+        self._mood = (int(state["mood"][0]), int(state["mood"][1]))
+
+
+_SAVED = ("counts", "asked", "filled")
+
+
+def _bucket(position: int) -> int:
+    return bisect_left(_BUCKETS, position + 1)
+
+
+@cache
+def _by_bucket(m: int) -> tuple[float, ...]:
+    """Of the first m positions of a proposal, how many fall into each bucket."""
+    counts = [0.0] * _N_BUCKETS
+    for position in range(m):
+        counts[_bucket(position)] += 1
+    return tuple(counts)
+
+
+def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool) -> tuple[list[float], list[float], float]:
+    """What `tau` would have accepted of a proposal that was verified at `ran`, tested, and the drift it would have asked for."""
+    accepted, tested = [0.0] * _N_BUCKETS, [0.0] * _N_BUCKETS
+    weight, spent = 1.0, 0.0     # weight: chance that this position is reached
+    for i, distance in enumerate(v.distance):
+        if distance <= tau:
+            chance = 1.0
+            spent += weight * distance
+        elif i < v.accepted and not 0 < distance <= ran:
+            chance = 1.0                              # it passed the plain test
+        elif greedy or (i < v.tested and distance > ran):
+            chance = 0.0                              # it fails, or failed, the plain test
+        else:
+            chance = 1.0 - distance
+        bucket = _bucket(i)
+        tested[bucket] += weight
+        accepted[bucket] += weight * chance
+        weight *= chance
+        if weight < 0.01:
+            break
+    return accepted, tested, spent

@@ -1,0 +1,145 @@
+"""Control by a model: what every block shows of acceptance and costs, put through the throughput formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..config import PyramidConfig, Route
+from ..stats import BlockStats
+from ..throughput import Acceptance, CostModel, ThroughputModel, insertion_advice
+from .controller import RequestInfo
+from .estimates import Estimates
+from .forecast import Forecast
+from .guarded import GuardedController
+
+_RESIDUAL_WEIGHT = 30.0   # blocks of an arm before its own residuals count as much as the formula
+_RESIDUAL_KEEP = 0.98
+_REPLAN = 4               # blocks a forecast is good for, once there have been `_YOUNG` of them
+_YOUNG = 16
+
+
+class PlannerController(GuardedController):
+    """Runs the arm that the throughput formula expects to be fastest over the rest of the request.
+
+    A block improves the estimates of most arms, not only of the one that ran (`Estimates`). What the formula misses of
+    an arm is learned from its own blocks: discounted measured over predicted tokens and seconds. Caches that have to
+    catch up count, spread over the tokens still expected. An arm is explored only while its acceptance is so uncertain
+    that `optimism` standard deviations more would make it the best.
+
+    Args:
+        arms, costs, model_tiers: as in `GuardedController`. drift_budget: per token, or None.
+        counterfactual: False lets an arm learn from its own blocks only (for comparison).
+    """
+
+    name = "planner"
+
+    def __init__(self, arms: Sequence[PyramidConfig], costs: CostModel, model_tiers: Sequence[int],
+                 drift_budget: float | None = None, counterfactual: bool = True, optimism: float = 0.5) -> None:
+        super().__init__(arms, costs, model_tiers)
+        self.optimism = optimism
+        # The shortened versions that the ladder may run are forecast too; the arms come first.
+        configs, owners = list(self.arms), list(range(len(self.arms)))
+        for arm, config in enumerate(self.arms):
+            for version in self._versions[arm].values():
+                if version not in configs:
+                    configs.append(version)
+                    owners.append(arm)
+        self._row = {config: row for row, config in reversed(list(enumerate(configs)))}
+        self.forecast = Forecast(configs, None if counterfactual else owners)
+        self.estimates = Estimates(self.forecast, model_tiers, drift_budget, counterfactual=counterfactual)
+        self._residual = np.zeros((2, 2, len(configs)))   # (tokens, seconds) x (measured, predicted), sums per config
+        self._seen = 0      # blocks learned from; planned: of these, when the forecast was made
+        self._predict()
+        self._drafters = list(dict.fromkeys(config.tiers[:-1] for config in self.arms))   # whose caches an arm needs
+        self._drafters_of = np.array([self._drafters.index(config.tiers[:-1]) for config in self.arms])
+
+    def start(self, request: RequestInfo) -> PyramidConfig:
+        self._position = 0
+        return super().start(request)
+
+    def _learn(self, block: BlockStats, arm: int) -> None:
+        self._position = block.position + block.tokens
+        if self._position >= self.request.max_new_tokens:
+            return   # clipped: it says little about an arm
+        row = self._row[self._config]
+        residual = self._residual[:, :, row]
+        residual *= _RESIDUAL_KEEP
+        residual[:, 0] += (block.tokens, self.meter.steady(block))
+        residual[:, 1] += self._formula[self.estimates.mood][:, row]
+        self.estimates.observe(block, greedy=not self.request.do_sample, arm=arm)
+        self._seen += 1
+
+    def _rank(self) -> Iterable[tuple[int, str]]:
+        if self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1) or self.estimates.changes != self._changes:
+            self._predict()
+        n = len(self.arms)
+        left = max(1, self.request.max_new_tokens - self._position)
+        horizon = min(left, max(64, self._position))   # a text is expected to go on for as long as it has so far
+        entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / horizon
+        expected, hoped = self._per_token[self.estimates.mood][:, :n] + entry
+        best = int(expected.argmin())
+        alone = "" if self.fallback is None else f", target alone {1 / expected[self.fallback]:.1f}"
+        for arm in hoped.argsort().tolist():
+            if arm == best:
+                yield arm, f"fastest: {1 / expected[arm]:.1f} tokens/s expected{alone}"
+            else:
+                yield arm, f"unsure: {1 / expected[arm]:.1f} to {1 / hoped[arm]:.1f} tokens/s, best known {1 / expected[best]:.1f}"
+
+    def _predict(self) -> None:
+        """The formula for every mood, corrected by what it missed of each config so far."""
+        rates = self.estimates.rates(self.optimism)
+        costs = self.forecast.costs(self.meter.costs, self.meter.per_verification, self.meter.per_draft)
+        n = len(self._row)
+        both = np.stack(self.forecast.evaluate(rates, costs)).reshape(2, -1, 2, n)   # tokens or seconds, mood, opinion
+        measured, formula = self._residual[:, 0], self._residual[:, 1]
+        typical = _RESIDUAL_WEIGHT * both[:, 0, 0]
+        ratio = (measured + typical) / (formula + typical)
+        corrected = both * ratio[:, None, None]
+        self._per_token = corrected[1] / corrected[0]            # seconds, [mood, opinion, config]
+        self._formula = both[:, :, 0].transpose(1, 0, 2)         # [mood, tokens or seconds, config]
+        self._expected = corrected[:, :, 0].transpose(1, 0, 2)
+        self._planned, self._changes = self._seen, self.estimates.changes
+
+    def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
+        if not self.meter.calibrated:
+            return None, None
+        tokens, seconds = self._expected[self.estimates.mood][:, self._row[config]].tolist()
+        return seconds + self.meter.entry(config.tiers[:-1]), tokens
+
+    # ------------------------------------------------------------------ what it says
+
+    @property
+    def notes(self) -> list[str]:
+        deep = [route for route, _ in sorted(self._blocks.items(), key=lambda item: -item[1]) if len(route) > 2]
+        advice = [self._advice(deep[0])] if deep and self.fallback is not None else []
+        return super().notes + [sentence for sentence in advice if sentence]
+
+    def _advice(self, route: Route) -> str | None:
+        """What dropping the tier above the bottom would do, for the deep route that ran most."""
+        per_token = self._per_token[self.estimates.mood, 0]
+        config = min((arm for arm in self.arms if arm.route == route), key=lambda arm: per_token[self._row[arm]])
+        rates = self.estimates.rates(0.0)
+        acceptance: dict[tuple[int, int], Acceptance] = {}
+        for pair, curve in zip(self.estimates.pairs, rates.accept[2 * self.estimates.mood]):
+            if pair[:2] not in acceptance or not (pair.tau or pair.lower):
+                hit, fill = rates.hit[0, pair.proposer], rates.fill[pair.proposer]
+                acceptance[pair[:2]] = Acceptance(float(curve[:4].mean()), float(hit), float(fill))
+        model = ThroughputModel(self.meter.costs, acceptance, self.meter.per_verification)
+        try:
+            return str(insertion_advice(model, config, config.route[1]))
+        except KeyError:   # without that tier the route has a pair that no arm has
+            return None
+
+    def _learned(self) -> dict[str, Any]:
+        return {"estimates": self.estimates.state_dict(), "residual": self._residual.tolist()}
+
+    def _load_learned(self, state: Mapping[str, Any]) -> None:
+        residual = np.array(state["residual"], dtype=float)
+        if residual.shape != self._residual.shape:
+            raise ValueError(f"residual in the state must have shape {self._residual.shape}, got {residual.shape}")
+        self.estimates.load_state_dict(state["estimates"])
+        self._residual = residual
+        self._predict()

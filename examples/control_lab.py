@@ -1,0 +1,241 @@
+"""Control laboratory: every controller on simulated plants, against the best static config in hindsight.
+
+    python examples/control_lab.py                                   # all plants, all controllers
+    python examples/control_lab.py --seeds 5 --plants useless shifting --controls planner thompson
+    python examples/control_lab.py --out lab/                        # and lab/control_lab.json
+
+A plant has given forward times and tiers that agree with the target at given rates; a stream of requests runs through
+one controller that starts knowing nothing but guesses, its exploration counted. Everything is in modelled time. Columns:
+
+    speed         tokens/s over target-only decoding
+    of best       share of the speed of the best static arm, chosen in hindsight for the same stream
+    settles       blocks until 9 of 10 of the next 50 run an arm within 5 % of the best one's speed (median over seeds)
+    lost          largest excess over target-only decoding at any block, in tokens of target-only decoding
+    account       largest overdraft of what the account allows (2 % of elapsed time and one shortest probe), same unit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
+
+from simulated import Plant, Regime, run  # noqa: E402  (the plants that the tests use)
+
+from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
+from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo  # noqa: E402
+from adaptive_pyramid.control.defaults import CONTROLS, Pool, default_config, make_controller  # noqa: E402
+from adaptive_pyramid.control.planner import PlannerController  # noqa: E402
+from adaptive_pyramid.stats import BlockStats  # noqa: E402
+from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
+
+PROMPT, TOKENS = 64, 250
+
+
+def row(first: float, slope: float) -> dict[int, float]:
+    """Seconds of a forward of m tokens: `first` for one, `slope` of it more for each further one."""
+    return {width: first * (1 + slope * (width - 1)) for width in WIDTHS}
+
+
+FLAT = {0: row(0.004, 0.01), 1: row(0.012, 0.01), 2: row(0.040, 0.01)}      # bound by memory bandwidth
+STEEP = {0: row(0.010, 0.05), 1: row(0.020, 0.06), 2: row(0.040, 0.08)}     # bound by arithmetic
+LOOKUP = {1: row(0.006, 0.02), 2: row(0.040, 0.03)}                          # tier 0 looks up
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plant and a stream: requests of TOKENS tokens each."""
+
+    costs: dict[int, dict[int, float]]
+    regimes: Sequence[Regime]
+    requests: int = 4
+
+    def plant(self, seed: int) -> Plant:
+        return Plant(self.costs, self.regimes, seed=seed, overhead=0.001)
+
+
+def shifting(*stretches: tuple[float, float], tokens: int = 500) -> list[Regime]:
+    return [Regime({0: draft, 1: qualifier}, tokens=tokens, burstiness=0.5) for draft, qualifier in stretches]
+
+
+CASES: dict[str, Case] = {
+    "useless": Case(FLAT, [Regime({0: 0.02, 1: 0.02})]),
+    "good draft": Case(FLAT, [Regime({0: 0.75, 1: 0.9})]),
+    "weak draft": Case(FLAT, [Regime({0: 0.4, 1: 0.9})]),
+    "strong draft": Case(FLAT, [Regime({0: 0.93, 1: 0.95})]),
+    "bursty": Case(FLAT, [Regime({0: 0.7, 1: 0.85}, burstiness=0.8)]),
+    "steep costs": Case(STEEP, [Regime({0: 0.7, 1: 0.85}, burstiness=0.5)]),
+    "repetitive": Case(LOOKUP, [Regime({0: 0.9, 1: 0.6}, hit={0: 0.7}, burstiness=0.5)]),
+    "hardly repetitive": Case(LOOKUP, [Regime({0: 0.4, 1: 0.75}, hit={0: 0.2}, burstiness=0.5)]),
+    "shifting": Case(FLAT, shifting((0.9, 0.95), (0.2, 0.5), (0.7, 0.9), (0.1, 0.85)), requests=8),
+}
+
+
+class HeuristicSchedule:
+    """Hugging Face's `heuristic` schedule of assisted decoding: two tokens more after a fully accepted draft, one less else."""
+
+    name = "hf heuristic"
+    decision = None
+    notes: list[str] = []
+
+    def __init__(self, config: PyramidConfig) -> None:
+        self.config = config
+
+    def start(self, request: RequestInfo) -> PyramidConfig:
+        return self.config
+
+    def step(self, block: BlockStats) -> PyramidConfig:
+        last = block.verifications[-1]
+        change = 2 if last.accepted == last.proposed else -1
+        length = min(100, max(1, self.config.stages[-1].length + change))
+        self.config = self.config.with_stage(self.config.target, length=length)
+        return self.config
+
+
+def build(name: str, case: Case) -> Controller:
+    lookups = [tier for tier in (0,) if tier not in case.costs]
+    pool = Pool(3, tuple(tier for tier in range(3) if tier not in lookups), CostModel(case.costs), True)
+    if name == "hf heuristic":
+        return HeuristicSchedule(PyramidConfig((StageConfig(5), StageConfig(5)), (0, 2)))
+    if name == "own blocks only":
+        arms = make_controller("planner", None, default_config(3), pool).arms
+        return PlannerController(arms, pool.costs, pool.model_tiers, counterfactual=False)
+    return make_controller(name, None, default_config(3), pool)
+
+
+@dataclass
+class Outcome:
+    """A controller on a stream."""
+
+    tokens: int
+    seconds: float
+    configs: list[PyramidConfig]
+    lost: float        # largest excess over target-only decoding, seconds
+    overdraft: float   # largest excess over the account, seconds
+
+
+def play(case: Case, controller: Controller, seed: int) -> Outcome:
+    plant = case.plant(seed)
+    alone = case.costs[2][1] + plant.overhead
+    outcome = Outcome(0, 0.0, [], 0.0, 0.0)
+    excess = 0.0
+
+    def book(block: BlockStats) -> None:
+        nonlocal excess
+        prefill = sum(f.seconds - plant.costs.seconds(2, f.needed) for f in block.forwards if f.tier == 2 and f.is_prefill)
+        if len(block.config.route) > 1:   # what target-only blocks take more or less than usual is no doing of control
+            excess += block.seconds - prefill - alone * block.tokens
+        outcome.tokens += block.tokens
+        outcome.seconds += block.seconds
+        outcome.configs.append(block.config)
+        outcome.lost = max(outcome.lost, excess)
+        outcome.overdraft = max(outcome.overdraft, excess - 0.02 * outcome.seconds)
+
+    for _ in range(case.requests):
+        run(plant, controller, TOKENS, PROMPT, on_block=book)
+    drafts = [tier for tier in (0, 1) if tier in case.costs]
+    # The shortest probe at its dearest: with the whole text to catch up with.
+    probe = min(plant.costs.seconds(tier, PROMPT + TOKENS) + plant.costs.seconds(2, 2) - case.costs[2][1] for tier in drafts)
+    outcome.overdraft = max(0.0, outcome.overdraft - probe)
+    return outcome
+
+
+def settled_after(configs: Sequence[PyramidConfig], speeds: dict[PyramidConfig, float]) -> int:
+    """First block from which on 9 of 10 of 50 blocks run an arm within 5 % of the best; all of them if none."""
+    best = max(speeds.values())
+    good = [speeds.get(config, 0.0) >= 0.95 * best for config in configs]
+    return next((i for i in range(len(good)) if sum(good[i : i + 50]) >= 0.9 * len(good[i : i + 50])), len(good))
+
+
+def experiment(plants: Sequence[str], controls: Sequence[str], seeds: int, console: Console) -> dict[str, dict[str, dict]]:
+    """{plant: {control: numbers}}; Ctrl-C returns what is finished."""
+    results: dict[str, dict[str, dict]] = {}
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("playing", total=len(plants) * seeds)
+        try:
+            for plant in plants:
+                case, rows = CASES[plant], {name: [] for name in controls}
+                for seed in range(seeds):
+                    arms = build("planner", case).arms
+                    static = {arm: play(case, FixedController(arm), seed) for arm in arms}
+                    speeds = {arm: outcome.tokens / outcome.seconds for arm, outcome in static.items()}
+                    best = max(speeds, key=speeds.get)
+                    alone = speeds[arms[0]]
+                    for name in controls:
+                        outcome = play(case, build(name, case), seed)
+                        speed = outcome.tokens / outcome.seconds
+                        rows[name].append({"speed": speed / alone, "of_best": speed / speeds[best], "best": best.label,
+                                           "settles": settled_after(outcome.configs, speeds), "lost": outcome.lost * alone,
+                                           "overdraft": outcome.overdraft * alone})
+                    progress.update(bar, advance=1, description=f"{plant}, seed {seed + 1}/{seeds}")
+                results[plant] = {name: summary(values) for name, values in rows.items()}
+        except KeyboardInterrupt:
+            console.print("[yellow]Interrupted: what follows holds the plants that were finished.[/yellow]")
+    return results
+
+
+def summary(rows: list[dict]) -> dict:
+    return {"speed": statistics.mean(r["speed"] for r in rows), "of_best": statistics.mean(r["of_best"] for r in rows),
+            "settles": statistics.median(r["settles"] for r in rows), "lost": max(r["lost"] for r in rows),
+            "overdraft": max(r["overdraft"] for r in rows), "best": statistics.mode(r["best"] for r in rows)}
+
+
+def show(results: dict[str, dict[str, dict]], console: Console) -> None:
+    for plant, rows in results.items():
+        best = next(iter(rows.values()))["best"]
+        table = Table(title=f"{plant} (best static arm: {best})")
+        for column in ("control", "speed", "of best", "settles", "lost", "account"):
+            table.add_column(column, justify="left" if column == "control" else "right")
+        for name, row in sorted(rows.items(), key=lambda item: -item[1]["of_best"]):
+            table.add_row(name, f"{row['speed']:.3f}", f"{row['of_best']:.3f}", f"{row['settles']:.0f}", f"{row['lost']:.1f}",
+                          f"{row['overdraft']:.1f}", style="bold" if name == "planner" else "")
+        console.print(table)
+    if len(results) > 1:
+        table = Table(title="all plants: share of the best static arm's speed")
+        for column in ("control", "mean", "worst"):
+            table.add_column(column, justify="left" if column == "control" else "right")
+        names = list(next(iter(results.values())))
+        shares = {name: [rows[name]["of_best"] for rows in results.values()] for name in names}
+        for name in sorted(names, key=lambda n: -statistics.mean(shares[n])):
+            table.add_row(name, f"{statistics.mean(shares[name]):.3f}", f"{min(shares[name]):.3f}",
+                          style="bold" if name == "planner" else "")
+        console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    adaptive = [name for name in CONTROLS if name not in ("fixed", "auto", "bandit")]
+    names = ["planner", "own blocks only", *[name for name in adaptive if name != "planner"], "hf heuristic"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="independent streams per plant (default: 5)")
+    parser.add_argument("--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES))
+    parser.add_argument("--controls", nargs="+", choices=names, default=names, metavar="CONTROL", help=", ".join(names))
+    parser.add_argument("--requests", type=int, help=f"requests of {TOKENS} tokens per stream (default: the plant's)")
+    parser.add_argument("--out", type=Path, help="folder for control_lab.json")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or (options.requests is not None and options.requests < 1):
+        parser.error("--seeds and --requests must be at least 1")
+    if options.requests is not None:
+        for name in CASES:
+            CASES[name] = replace(CASES[name], requests=options.requests)
+    console = Console()
+    results = experiment(options.plants, options.controls, options.seeds, console)
+    console.print(f"Streams of requests of {TOKENS} tokens, {options.seeds} seeds")
+    show(results, console)
+    if options.out and results:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "control_lab.json").write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"written: {options.out / 'control_lab.json'}")
+
+
+if __name__ == "__main__":
+    main()
