@@ -33,7 +33,7 @@ MEASUREMENTS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Profile:
     """Tuned defaults for one task on one family and machine.
 
@@ -71,6 +71,9 @@ class Profile:
         if self.config.n_tiers != len(self.tiers):
             raise ValueError(f"profile: config is for {self.config.n_tiers} tiers, but tiers names {len(self.tiers)}")
         check_keys("profile.measured", self.measured, MEASUREMENTS)
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, Profile) else NotImplemented
 
     def to_dict(self) -> dict[str, Any]:
         data = {name: value for name, value in asdict(self).items() if name not in ("config", "costs")}

@@ -6,7 +6,7 @@ position to position; the replay knows better, since agreement comes in runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from adaptive_pyramid.config import PyramidConfig
@@ -38,6 +38,7 @@ class Prior:
     method: Method
     overhead: float = 0.0
     _known: dict[PyramidConfig, Prediction] = field(default_factory=dict, repr=False)
+    _alone: float = field(default=0.0, repr=False)   # tokens/s of target-only decoding, once it was needed
 
     def __post_init__(self) -> None:
         self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
@@ -46,30 +47,46 @@ class Prior:
         config = config.normalized()
         if config not in self._known:
             own = self.replay.play(config)
-            alone = self.replay.play(config.with_route((config.target,)))
-            self._known[config] = Prediction(own.tokens_per_second / alone.tokens_per_second, self._formula(config))
+            if not self._alone:
+                self._alone = self.replay.play(config.with_route((config.target,))).tokens_per_second
+            self._known[config] = Prediction(own.tokens_per_second / self._alone, self._formula(config))
         return self._known[config]
 
-    def ranked(self, candidates: Sequence[PyramidConfig]) -> list[PyramidConfig]:
-        """Best first; of equally good ones the shorter route and lengths first."""
-        return sorted(candidates, key=lambda config: (-round(self.predict(config).ratio, 9), len(config.route),
-                                                      sum(stage.length for stage in config.stages)))
+    def ranked(self, candidates: Sequence[PyramidConfig], progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
+        """Best first; of equally good ones the shorter route, the smaller taus and lengths first.
 
-    def picks(self, candidates: Sequence[PyramidConfig], n: int) -> list[PyramidConfig]:
+        `progress` is called after each candidate's prediction.
+        """
+        keys = {}
+        for config in candidates:
+            keys[config] = (-round(self.predict(config).ratio, 9), len(config.route), sum(stage.tau for stage in config.stages),
+                            sum(stage.length for stage in config.stages))
+            progress()
+        return sorted(candidates, key=keys.__getitem__)
+
+    def picks(self, candidates: Sequence[PyramidConfig], n: int, progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
         """n promising and different configs: the best of each route, then the best of what is left.
 
-        Later picks of a route differ from its earlier ones by a factor of 1.5 in some length or by .1 in some tau: the
-        prior is surer of an optimum's neighbourhood than of its exact place.
+        Later picks of a route differ from its earlier ones by a factor of 1.5 in some length, or by a tau that changes
+        the prediction: the prior is surer of an optimum's neighbourhood than of its exact place.
         """
-        ranked = self.ranked(candidates)
+        ranked = self.ranked(candidates, progress)
         picked: list[PyramidConfig] = []
         for config in ranked:
             if all(config.route != other.route for other in picked):
                 picked.append(config)
         for config in ranked:
-            if all(config.route != other.route or _differ(config, other) for other in picked):
+            if len(picked) >= n:
+                break
+            if all(config.route != other.route or self._differ(config, other) for other in picked):
                 picked.append(config)
         return picked[:n]
+
+    def _differ(self, one: PyramidConfig, other: PyramidConfig) -> bool:
+        lengths = [sorted((one.stage(tier).length, other.stage(tier).length)) for tier in one.route[1:]]
+        if any(high >= 1.5 * low for low, high in lengths):
+            return True
+        return all(low == high for low, high in lengths) and abs(self.predict(one).ratio - self.predict(other).ratio) > 0.005
 
     def _formula(self, config: PyramidConfig) -> float:
         """The formula's ratio, with the prompts' forwards added on both sides."""
@@ -115,10 +132,3 @@ def _pair(traces: Sequence[Trace], config: PyramidConfig, method: Method, propos
     fill = 1.0 if proposer not in traces[0].found else min(1.0, proposed / max(1, answered * length))
     return Acceptance(accepted / tested if tested else 0.0, answered / asked if asked else 0.0, fill)
 
-
-def _differ(one: PyramidConfig, other: PyramidConfig) -> bool:
-    for tier in one.route[1:]:
-        low, high = sorted((one.stage(tier).length, other.stage(tier).length))
-        if high >= 1.5 * low or abs(one.stage(tier).tau - other.stage(tier).tau) >= 0.1:
-            return True
-    return False

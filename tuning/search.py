@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from adaptive_pyramid.errors import unknown_name
+
+from tuning.settings import Limits, Settings, choose_examples
 
 INTERRUPTED = 130   # the shell's code for Ctrl-C
 
@@ -50,21 +53,32 @@ def parser() -> argparse.ArgumentParser:
     return cli
 
 
+@contextmanager
+def _one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
+    """What users can get wrong becomes one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        cli.error(" ".join(str(error).split()))
+    except RuntimeError as error:
+        if type(error).__name__ != "FamilyUnavailable":   # by name: importing the class would import torch
+            raise
+        cli.error(" ".join(str(error).split()))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the search; returns the exit code."""
     cli = parser()
     given = vars(cli.parse_args(arguments))
     limits = {name: given.pop(name) for name in ("min_score", "max_score_loss", "max_drift")}
     try:
-        # Loading torch takes seconds; --help and misspelt options need not wait for it.
-        from adaptive_pyramid.models.families import FamilyUnavailable
-        from tuning.settings import Limits, Settings
-        from tuning.study import prepare
+        with _one_sentence(cli):
+            settings = Settings(**given, limits=Limits(**limits))
+            examples = choose_examples(settings)
+            # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
+            from tuning.study import prepare
 
-        try:
-            search = prepare(Settings(**given, limits=Limits(**limits)))
-        except (ValueError, TypeError, OSError, ImportError, FamilyUnavailable) as error:
-            cli.error(" ".join(str(error).split()))
+            search = prepare(settings, examples)
         outcome = search.run()
     except KeyboardInterrupt:
         print(f"{cli.prog}: interrupted before the first trial; the same command starts over", file=sys.stderr)

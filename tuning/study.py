@@ -48,21 +48,21 @@ class Outcome:
 
 
 def run_search(settings: Settings, family: families.Family | None = None) -> Outcome:
-    """`prepare` and `Search.run` in one call."""
-    return prepare(settings, family).run()
+    """All of it in one call."""
+    return prepare(settings, choose_examples(settings), family).run()
 
 
-def prepare(settings: Settings, family: families.Family | None = None) -> Search:
+def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Example]], family: families.Family | None = None) -> Search:
     """Load and check everything that a user can get wrong.
 
     Args:
-        family: loaded already; default: `settings.family` by name.
+        examples: from `choose_examples`, which needs no torch and so is asked first. family: loaded already; default: `settings.family` by name.
 
     Raises:
         ValueError, TypeError, OSError, FamilyUnavailable: one sentence on what is wrong, and with what.
     """
     steps = Steps()
-    task, measured, calibration = choose_examples(settings)
+    task, measured, calibration = examples
     method = resolve(settings.method)
     with steps.step("load the family"):
         family = family if family is not None else families.load(settings.family)
@@ -151,7 +151,10 @@ class Search:
     def _enqueue(self, prior: Prior) -> None:
         """Queue the prior's best configs, once per study, and what an interruption left unmeasured."""
         if "enqueued" not in self.study.user_attrs:
-            for config in prior.picks(self.space.candidates(), max(1, round(self.settings.trials * PRIOR_SHARE))):
+            candidates = self.space.candidates()
+            with progress_bar("prior", len(candidates)) as advance:
+                picks = prior.picks(candidates, max(1, round(self.settings.trials * PRIOR_SHARE)), advance)
+            for config in picks:
                 self.study.enqueue_trial(self.space.params(config), skip_if_exists=True)
             self.study.set_user_attr("enqueued", True)
         storage.requeue_interrupted(self.study)

@@ -1,0 +1,194 @@
+"""The search from end to end on tiny models: what it writes, resuming, Ctrl-C, and the sentences for mistakes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from adaptive_pyramid import AdaptivePyramid, Profile
+from tiny_search import QUESTIONS, TOKENS, search, tiny_family
+from tuning import storage
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def load_study(out: Path) -> optuna.Study:
+    return optuna.load_study(study_name=out.stem, storage=f"sqlite:///{out.with_suffix('.db')}")
+
+
+@pytest.fixture(scope="module")
+def family():
+    return tiny_family()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, family):
+    out = tmp_path_factory.mktemp("search") / "csqa.yaml"
+    return search(out, trials=5, family=family)
+
+
+def test_every_trial_is_measured_in_full(done) -> None:
+    trials = load_study(done.out).trials
+    assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE}
+    for trial in trials:
+        seen = trial.user_attrs
+        assert seen["prompts"] == QUESTIONS and seen["tokens"] == QUESTIONS * TOKENS
+        assert len(seen["seconds"]) == QUESTIONS and all(a > 0 and b > 0 for a, b in seen["seconds"])
+        assert trial.value == seen["ratio"] == pytest.approx(sum(a for a, _ in seen["seconds"]) / sum(b for _, b in seen["seconds"]), rel=0.01)
+        assert seen["ratio_interval"][0] <= seen["ratio"] <= seen["ratio_interval"][1]
+        assert seen["agreement"] == 1.0 and seen["mean_drift"] == 0.0   # fp64: a lossless method writes the target's text
+        assert seen["predicted_ratio"] > 0 and seen["formula_ratio"] > 0
+        assert list(trial.intermediate_values) == list(range(QUESTIONS))
+
+
+def test_the_prior_chooses_the_first_trials(done) -> None:
+    trials = load_study(done.out).trials
+    assert [("fixed_params" in trial.system_attrs) for trial in trials] == [True] * 3 + [False] * 2
+    assert len({trial.params["route"] for trial in trials[:3]}) == 3
+
+
+def test_the_profile_drives_generate(done, family) -> None:
+    profile = Profile.load(done.out)
+    assert profile == done.profile
+    assert (profile.task, profile.family, profile.tiers, profile.method) == ("csqa", "tiny", ("lookup", "middle", "target"), "pyramid")
+    assert profile.rules == ("relaxed", "exact") and profile.dtype == "float64"
+    assert profile.measured["speed_ratio"] >= 1.0 and profile.measured["speed_ratio_hf"] > 0
+    assert profile.revisions["target"] == "repo: tiny, revision: 1"
+    assert set(profile.costs.table) == {1, 2} and profile.study["trials"] == 5
+    pyramid = AdaptivePyramid(family, profile=done.out, control="fixed")
+    ids = torch.tensor([[1, 10, 11, 12]])
+    expected = family.models[-1].generate(ids, max_new_tokens=20, do_sample=False)
+    assert torch.equal(pyramid.generate(ids, max_new_tokens=20, do_sample=False).sequences, expected)
+
+
+def test_a_profile_that_fits_loads_without_a_warning(done, family, recwarn) -> None:
+    AdaptivePyramid(family, profile=done.out)
+    assert not [warning for warning in recwarn if "profile" in str(warning.message)]
+
+
+def test_the_tables_hold_every_trial(done) -> None:
+    rows = list(csv.DictReader(done.out.with_suffix(".csv").open()))
+    assert len(rows) == 5
+    measured = [float(row["measured"]) for row in rows]
+    assert measured == sorted(measured, reverse=True)
+    text = done.out.with_suffix(".md").read_text()
+    assert all(row["config"] in text for row in rows) and "Hugging Face generate" in text
+
+
+def test_resuming_adds_trials_up_to_the_total(tmp_path, family) -> None:
+    out = tmp_path / "more.yaml"
+    search(out, trials=2, family=family)
+    first = [(trial.params, trial.value) for trial in load_study(out).trials]
+    before = load_study(out).user_attrs
+    outcome = search(out, trials=3, family=family)
+    after = load_study(out)
+    assert [(trial.params, trial.value) for trial in after.trials if trial.state == TrialState.COMPLETE][:2] == first
+    assert len(storage.finished(after)) == 3 and outcome.profile.study["trials"] == 3
+    assert after.user_attrs["prior"] == before["prior"]   # calibrated once
+    search(out, trials=3, family=family)
+    assert len(load_study(out).trials) == 3
+
+
+@pytest.mark.parametrize("change, named", [
+    ({"questions": 3}, "questions was 2 and is 3 now"), ({"max_new_tokens": 9}, "max_new_tokens was 8 and is 9 now"),
+    ({"seed": 1}, "seed was 0 and is 1 now"), ({"method": "polybasic"}, "method was 'pyramid' and is 'polybasic' now")], ids=str)
+def test_other_settings_cannot_resume_a_study(done, family, change, named) -> None:
+    with pytest.raises(ValueError, match=named):
+        search(done.out, trials=5, family=family, **change)
+
+
+def test_a_method_that_drifts_is_scored_on_its_own_text(tmp_path, family) -> None:
+    outcome = search(tmp_path / "psd.yaml", trials=3, method="psd_f", family=family)
+    trials = load_study(tmp_path / "psd.yaml").trials
+    assert all(set(trial.constraints) == {"max_score_loss"} for trial in trials)
+    assert any("tau_2" in trial.params for trial in trials)
+    assert any(trial.user_attrs["mean_drift"] > 0 for trial in trials)
+    assert outcome.profile.rules == ("fuzzy", "fuzzy") and outcome.profile.divergence == "js"
+
+
+def test_methods_with_nothing_to_tune_say_so(tmp_path, family) -> None:
+    with pytest.raises(ValueError, match="'ar' has nothing to tune"):
+        search(tmp_path / "ar.yaml", method="ar", family=family)
+
+
+def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path) -> None:
+    out = tmp_path / "stopped.yaml"
+    command = [sys.executable, str(ROOT / "tests" / "tiny_search.py"), str(out), "7"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith("trial 1:"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stderr.read()
+    output = process.stdout.read()
+    assert process.wait(timeout=60) == 130, "".join(seen) + rest
+    assert "Traceback" not in rest and "the same command goes on" in rest
+    kept = [(trial.number, trial.value) for trial in storage.finished(load_study(out))]
+    assert 2 <= len(kept) < 7 and Profile.load(out).study["trials"] == len(kept)
+    assert "not measured again" in output
+
+    finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    trials = storage.finished(load_study(out))
+    assert len(trials) == 7 and [(trial.number, trial.value) for trial in trials][: len(kept)] == kept
+    assert Profile.load(out).study["trials"] == 7
+
+
+def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "tuning.search", *arguments], env=ENVIRONMENT, cwd=folder, capture_output=True,
+                          text=True, timeout=120)
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    (["--task", "csqq"], "unknown task 'csqq'; did you mean 'csqa'?"),
+    (["--task", "csqa", "--family", "smollm2-135"], "unknown family 'smollm2-135'; did you mean 'smollm2-135m'?"),
+    (["--task", "csqa", "--method", "pyramide"], "unknown method 'pyramide'; did you mean 'pyramid'?"),
+    (["--task", "csqa", "--trails", "3"], "unknown option '--trails'; did you mean '--trials'?"),
+    (["--task", "csqa", "--trials", "0"], "--trials must be at least 1, got 0"),
+    (["--task", "csqa", "--questions", "many"], "argument --questions: invalid int value: 'many'"),
+    (["--task", "csqa", "--questions", "5000"], "--questions 5000 leaves nothing to calibrate on"),
+    (["--task", "csqa", "--max-new-tokens", "-1"], "--max-new-tokens must be at least 2, got -1"),
+    (["--task", "csqa", "--min-score", "2"], "--min-score must be a finite number in [0, 1], got 2.0"),
+    (["--task", "csqa", "--data", "missing.jsonl"], "missing.jsonl"),
+    (["--task", "csqa", "--data", "broken.jsonl"], "broken.jsonl"),
+    (["--task", "broken.yaml"], "broken.yaml"),
+    (["--task", "csqa", "--family", "broken.yaml"], "broken.yaml"),
+    (["--task", "csqa", "--out", "nowhere/csqa.yaml"], "there is no directory 'nowhere'"),
+    (["--task", "csqa", "--out", "csqa.txt"], "--out must be a file that ends in .yaml"),
+    ([], "the following arguments are required: --task"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_gives_one_sentence(tmp_path, arguments, expected) -> None:
+    (tmp_path / "broken.yaml").write_text("name: [unclosed")
+    (tmp_path / "broken.jsonl").write_text('{"question": "what?"}\n')
+    result = command_line(*arguments, folder=tmp_path)
+    assert result.returncode == 2 and result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and expected in lines[0], result.stderr
+
+
+@pytest.mark.parametrize("url, expected", [
+    ("study.db", "expected a database URL such as sqlite:///study.db"), ("sqlite:///no/such/folder/study.db", "unable to open"),
+    ("sqlite:///broken.db", "file is not a database"), ("oracle://nobody@nowhere/x", "expected a database URL")])
+def test_storages_that_cannot_be_opened(tmp_path, monkeypatch, url, expected) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.db").write_text("not a database " * 100)
+    with pytest.raises(ValueError, match="cannot open the storage") as error:
+        storage.open_study(url, "x", {}, optuna.pruners.NopPruner())
+    assert expected in str(error.value)
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, tuning.search as s\ntry: s.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True).returncode == 0
