@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,11 @@ from .errors import check_int, check_keys, check_number, unknown_name
 from .throughput import CostModel
 
 SCHEMA_VERSION = 1
+
+# The names that decoding knows, repeated here because its modules load torch; a test compares them.
+METHOD_NAMES = ("ar", "sd", "fsd", "psd_a", "psd_f", "polybasic", "pyramid")
+RULE_NAMES = ("exact", "match", "fuzzy", "relaxed")
+DIVERGENCE_NAMES = ("js", "tv", "kl", "kl_rev", "logit_gap", "topk_1", "topk_5", "topk_20")
 
 # What every measured number of a profile is, with its unit.
 MEASUREMENTS = {
@@ -67,10 +73,8 @@ class Profile:
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
-        self.tiers = tuple(self.tiers)
-        if self.config.n_tiers != len(self.tiers):
-            raise ValueError(f"profile: config is for {self.config.n_tiers} tiers, but tiers names {len(self.tiers)}")
-        check_keys("profile.measured", self.measured, MEASUREMENTS)
+        self.tiers, self.rules = tuple(self.tiers), tuple(self.rules)
+        _check("profile", self)
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, Profile) else NotImplemented
@@ -87,33 +91,22 @@ class Profile:
         """Validate every field; raises ValueError or TypeError naming the field, its value and what was expected."""
         if not isinstance(data, Mapping):
             raise ValueError(f"{where} must be a YAML mapping, got {type(data).__name__}")
-        known = list(cls.__dataclass_fields__)
-        check_keys(where, data, known, required=("schema_version", "task", "family", "tiers", "method", "config"))
+        required = ("schema_version", "task", "family", "tiers", "method", "config")
+        check_keys(where, data, cls.__dataclass_fields__, required=required)
         version = check_int(f"{where}: schema_version", data["schema_version"], 1)
         if version > SCHEMA_VERSION:
             raise ValueError(f"{where}: schema_version {version} is newer than this library reads ({SCHEMA_VERSION})")
-        for name, kind, words in _FIELDS:
-            value = data.get(name)
-            if name in data and not (isinstance(value, kind) or (value is None and name in _OPTIONAL)):
-                raise TypeError(f"{where}: {name} must be {words}, got {value!r}")
-        for name in ("tiers", "rules"):
-            if name in data and not all(isinstance(entry, str) for entry in data[name]):
-                raise TypeError(f"{where}: {name} must be a list of names, got {data[name]!r}")
+        for name, (kind, words) in _FIELDS.items():
+            if name in data and not isinstance(data[name], kind):
+                raise TypeError(f"{where}: {name} must be {words}, got {data[name]!r}")
         fields = dict(data)
         try:
             fields["config"] = PyramidConfig.from_dict(data["config"])
             if data.get("costs") is not None:
-                fields["costs"] = CostModel(data["costs"])
-        except (TypeError, ValueError, AttributeError) as error:
-            raise type(error)(f"{where}: {error}") from None
-        fields["tiers"] = tuple(data["tiers"])
-        if "rules" in data:
-            if len(data["rules"]) != 2:
-                raise ValueError(f"{where}: rules must be [lower, top], got {data['rules']!r}")
-            fields["rules"] = tuple(data["rules"])
-        if data.get("drift_budget") is not None:
-            fields["drift_budget"] = check_number(f"{where}: drift_budget", data["drift_budget"], minimum=0.0)
-        return cls(**fields)
+                fields["costs"] = _cost_model(data["costs"])
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {str(error).removeprefix('profile: ')}") from None
 
     def save(self, path: str | Path) -> None:
         """Write YAML that `load` reads back to an equal profile."""
@@ -154,16 +147,17 @@ class Profile:
     def warn_differences(self, actual: Mapping[str, Any]) -> list[str]:
         """Warn (UserWarning) of everything that differs between where this was measured and `actual`; returns the sentences.
 
-        `actual` has any of: family, tiers, device, dtype, versions.
+        `actual` has any of: family, tiers, rules, divergence, device, dtype, versions.
         """
         found = []
-        for name in ("family", "device", "dtype"):
+        for name in ("family", "device", "dtype", "divergence"):
             ours, theirs = getattr(self, name), actual.get(name)
             if theirs is not None and theirs != ours:
                 found.append(f"{name} is {theirs}, the profile was measured with {ours}")
-        tiers = actual.get("tiers")
-        if tiers is not None and tuple(tiers) != self.tiers:
-            found.append(f"tiers are {', '.join(tiers)}, the profile was measured with {', '.join(self.tiers)}")
+        for name in ("tiers", "rules"):
+            ours, theirs = getattr(self, name), actual.get(name)
+            if theirs is not None and tuple(theirs) != ours:
+                found.append(f"{name} are {', '.join(theirs)}, the profile was measured with {', '.join(ours)}")
         for package, version in actual.get("versions", {}).items():
             measured = self.versions.get(package)
             if measured is not None and measured != version:
@@ -173,12 +167,77 @@ class Profile:
         return found
 
 
-_OPTIONAL = {"drift_budget", "costs"}
-_FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
-    ("task", str, "a name"), ("family", str, "a name"), ("tiers", (list, tuple), "a list of names"), ("method", str, "a name"),
-    ("rules", (list, tuple), "[lower, top]"), ("divergence", str, "a name"), ("do_sample", bool, "true or false"),
-    ("drift_budget", (int, float), "a number or null"), ("config", Mapping, "a mapping with route and stages"),
-    ("measured", Mapping, "a mapping"), ("costs", Mapping, "a mapping tier -> width -> seconds, or null"),
-    ("device", str, "a name"), ("dtype", str, "a name"), ("versions", Mapping, "a mapping"), ("revisions", Mapping, "a mapping"),
-    ("study", Mapping, "a mapping"), ("control", Mapping, "a mapping"),
-)
+_FIELDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "task": (str, "a name"), "family": (str, "a name"), "tiers": ((list, tuple), "a list of names"), "method": (str, "a name"),
+    "rules": ((list, tuple), "[lower, top]"), "divergence": (str, "a name"), "do_sample": (bool, "true or false"),
+    "drift_budget": ((int, float, type(None)), "a number or null"), "config": (Mapping, "a mapping with route and stages"),
+    "measured": (Mapping, "a mapping"), "costs": ((Mapping, type(None)), "a mapping tier -> width -> seconds, or null"),
+    "device": (str, "a name"), "dtype": (str, "a name"), "versions": (Mapping, "a mapping package -> version"),
+    "revisions": (Mapping, "a mapping tier name -> source"), "study": (Mapping, "a mapping"), "control": (Mapping, "a mapping"),
+}
+_SCORE = ("value", "low", "high", "n", "label")
+_SHARES = ("agreement",)
+_BY_TIER = {"acceptance": 1.0, "acceptance_length": math.inf}
+
+
+def _check(where: str, profile: Profile) -> None:
+    """Raise ValueError or TypeError for a field whose type is right and whose value is not."""
+    for name in ("tiers", "rules"):
+        if not all(isinstance(entry, str) for entry in getattr(profile, name)):
+            raise TypeError(f"{where}: {name} must be a list of names, got {list(getattr(profile, name))!r}")
+    if profile.config.n_tiers != len(profile.tiers):
+        raise ValueError(f"{where}: config is for {profile.config.n_tiers} tiers, but tiers names {len(profile.tiers)}")
+    if len(profile.rules) != 2:
+        raise ValueError(f"{where}: rules must be [lower, top], got {list(profile.rules)!r}")
+    for kind, name, known in [("method", profile.method, METHOD_NAMES), ("divergence", profile.divergence, DIVERGENCE_NAMES),
+                              *(("rule", rule, RULE_NAMES) for rule in profile.rules)]:
+        if name not in known:
+            raise ValueError(f"{where}: {unknown_name(kind, name, known)}")
+    if profile.drift_budget is not None:
+        profile.drift_budget = check_number(f"{where}: drift_budget", profile.drift_budget, minimum=0.0)
+    for name in ("versions", "revisions"):
+        for key, value in getattr(profile, name).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError(f"{where}: {name} must map names to text, got {key!r}: {value!r}")
+    tiers = range(len(profile.tiers))
+    for tier in profile.costs.table if profile.costs is not None else ():
+        if tier not in tiers:
+            raise ValueError(f"{where}: costs names tier {tier}, but tiers are 0 to {len(tiers) - 1}")
+    _check_measured(f"{where}: measured", profile.measured, tiers)
+
+
+def _check_measured(where: str, measured: Mapping[str, Any], tiers: range) -> None:
+    check_keys(where, measured, MEASUREMENTS)
+    for name, value in measured.items():
+        if name == "score":
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{where}.score must be a mapping with {', '.join(_SCORE)}, got {value!r}")
+            check_keys(f"{where}.score", value, _SCORE, required=_SCORE)
+            for key in ("value", "low", "high"):
+                check_number(f"{where}.score.{key}", value[key], 0.0, 1.0)
+            check_int(f"{where}.score.n", value["n"], 1)
+            if not isinstance(value["label"], str):
+                raise TypeError(f"{where}.score.label must be text, got {value['label']!r}")
+        elif name in _BY_TIER:
+            if not isinstance(value, Mapping) or not set(value) <= set(tiers):
+                raise TypeError(f"{where}.{name} must map tiers (0 to {len(tiers) - 1}) to numbers, got {value!r}")
+            for tier, number in value.items():
+                check_number(f"{where}.{name} of tier {tier}", number, 0.0, _BY_TIER[name])
+        elif name == "speed_ratio_interval":
+            if not isinstance(value, (list, tuple)) or len(value) != 2:
+                raise TypeError(f"{where}.{name} must be [low, high], got {value!r}")
+            for number in value:
+                check_number(f"{where}.{name}", number, 0.0)
+        elif name == "prompts":
+            check_int(f"{where}.prompts", value, 1)
+        else:
+            check_number(f"{where}.{name}", value, 0.0, 1.0 if name in _SHARES else math.inf)
+
+
+def _cost_model(data: Mapping[Any, Any]) -> CostModel:
+    for tier, row in data.items():
+        if not isinstance(row, Mapping) or not all(isinstance(key, int) and not isinstance(key, bool) for key in (tier, *row)):
+            raise TypeError(f"costs must be a mapping tier -> width -> seconds with integer tiers and widths, got {tier!r}: {row!r}")
+        for width in row:
+            check_int(f"a width in costs of tier {tier}", width, 1)
+    return CostModel(data)

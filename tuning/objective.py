@@ -86,7 +86,7 @@ class Tally:
             "answer_ratio": sum(a for a, _ in self.until_end) / sum(b for _, b in self.until_end),
             "tokens_per_second": _tokens_per_second(self.own), "ar_tokens_per_second": _tokens_per_second(self.ar),
             "prompts": len(self.own), "tokens": sum(len(run.ids) for run in self.own),
-            "acceptance": {str(stage.tier): stage.acceptance_rate for stage in stats.stages},
+            "acceptance": {str(stage.tier): stage.acceptance_rate for stage in stats.stages if stage.accepted + stage.rejected},
             "acceptance_length": {str(stage.tier): stage.acceptance_length for stage in stats.stages},
             "agreement": sum(map(agreement, self.ar, self.own)) / len(self.own),
             "mean_drift": stats.mean_drift,
