@@ -14,6 +14,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "embedded: needs the embedded family (fetched once from the package registry)")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests' models and tensors live, such as cuda (default cpu)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of this run; models of `tiny` and tensors that tests make without naming a device are there."""
+    import torch
+
+    chosen = request.config.getoption("--device")
+    torch.set_default_device(chosen)
+    return chosen
+
+
 @pytest.fixture(scope="session")
 def embedded_family():
     """The family `smollm2-135m` in fp32, loaded once per session from the user's normal cache."""

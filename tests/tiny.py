@@ -51,7 +51,7 @@ def tiny_model(arch: str = "llama", *, vocab_size: int = VOCAB, seed: int = 0, d
         torch.manual_seed(seed)
         how = {} if arch == "mamba" else {"attn_implementation": attn_implementation}
         model = AutoModelForCausalLM.from_config(config, **how)
-    return model.to(dtype).eval()
+    return model.to(device=torch.get_default_device(), dtype=dtype).eval()
 
 
 def perturbed(model: PreTrainedModel, sigma: float, seed: int = 0) -> PreTrainedModel:
