@@ -47,7 +47,7 @@ def tiny_model(arch: str = "llama", *, vocab_size: int = VOCAB, seed: int = 0, d
     fields = {"vocab_size": vocab_size, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
               "tie_word_embeddings": False, "initializer_range": _STD[arch], **overrides}
     config = _CONFIGS[arch](**fields)
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):   # the same weights whatever the default device
         torch.manual_seed(seed)
         how = {} if arch == "mamba" else {"attn_implementation": attn_implementation}
         model = AutoModelForCausalLM.from_config(config, **how)
@@ -56,11 +56,11 @@ def tiny_model(arch: str = "llama", *, vocab_size: int = VOCAB, seed: int = 0, d
 
 def perturbed(model: PreTrainedModel, sigma: float, seed: int = 0) -> PreTrainedModel:
     """A deep copy with W + sigma * std(W) * noise in every weight: the larger sigma, the rarer the agreement."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     noisy = copy.deepcopy(model)
     with torch.no_grad():
         for weight in noisy.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64, device="cpu").to(weight)
             weight.add_(sigma * weight.std(correction=0) * noise)
     return noisy
 
