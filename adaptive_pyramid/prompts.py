@@ -19,8 +19,11 @@ class Prompt:
     padding: list[int]
 
 
-def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list[Prompt], bool]:
+def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id: int | None = None) -> tuple[list[Prompt], bool]:
     """-> (the prompts, whether the caller passed several)
+
+    Args:
+        pad_token_id: in a tensor without a mask this id is padding, as `generate` infers; None = every id is text.
 
     Raises:
         TypeError: something that is no prompt. ValueError: an empty prompt, text without a tokenizer, a mask of
@@ -32,8 +35,12 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any) -> tuple[list
     if isinstance(inputs, torch.Tensor):
         if inputs.ndim not in (1, 2) or inputs.is_floating_point():
             raise TypeError(f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}")
-        inputs = inputs.tolist() if inputs.ndim == 2 else [inputs.tolist()]
-        prompts, batched = _unpadded(inputs, attention_mask), len(inputs) > 1
+        inputs = inputs if inputs.ndim == 2 else inputs[None]
+        inferred = attention_mask is None and pad_token_id is not None
+        if inferred:
+            attention_mask = inputs != pad_token_id
+        mask_name = f"the attention_mask inferred from pad_token_id={pad_token_id}" if inferred else "attention_mask"
+        prompts, batched = _unpadded(inputs.tolist(), attention_mask, mask_name), len(inputs) > 1
     elif _is_ids(inputs) or isinstance(inputs, str) or _is_chat(inputs):
         prompts, batched = _unpadded([_ids(inputs, tokenizer)], attention_mask), False
     elif isinstance(inputs, Sequence) and inputs:
@@ -70,7 +77,7 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
 
 
-def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[Prompt]:
+def _unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "attention_mask") -> list[Prompt]:
     if attention_mask is None:
         return [Prompt(row, []) for row in rows]
     mask = torch.as_tensor(attention_mask)
@@ -81,9 +88,9 @@ def _unpadded(rows: list[list[int]], attention_mask: Any) -> list[Prompt]:
     for row, keep in zip(rows, mask):
         used = [i for i, flag in enumerate(keep) if flag]
         if used and used != list(range(used[0], used[-1] + 1)):
-            raise ValueError("attention_mask must be one run of ones per row; holes inside a prompt are not supported")
+            raise ValueError(f"{mask_name} must be one run of ones per row; holes inside a prompt are not supported")
         if used and used[-1] != len(row) - 1:
-            raise ValueError("attention_mask pads on the right; decoder-only models need left padding (padding_side='left')")
+            raise ValueError(f"{mask_name} pads on the right; decoder-only models need left padding (padding_side='left')")
         start = used[0] if used else len(row)
         kept.append(Prompt(row[start:], row[:start]))
     return kept

@@ -23,7 +23,7 @@ from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts
-from .request import build_request, prepared_request, read_keywords
+from .request import build_request, padding_id, prepared_request, read_keywords
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
 
@@ -126,7 +126,7 @@ class AdaptivePyramid:
             TypeError: an unknown keyword. ValueError: one that asks for beams and the like, or an impossible value.
         """
         with self._lock:
-            prompts, batched = self._prompts(inputs, attention_mask, keywords)
+            prompts, batched = self._prompts(inputs, attention_mask, generation_config, keywords)
             if streamer is not None and len(prompts) > 1:
                 raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
             outputs = []
@@ -151,7 +151,7 @@ class AdaptivePyramid:
         if self.tokenizer is None:
             raise ValueError("stream() yields text and needs a tokenizer: pass tokenizer= to the pyramid")
         with self._lock:
-            prompts, _ = self._prompts(inputs, attention_mask, keywords)
+            prompts, _ = self._prompts(inputs, attention_mask, generation_config, keywords)
             if len(prompts) != 1:
                 raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
             generation = self._generation(prompts[0].ids, generation_config, keywords, on_block)
@@ -203,10 +203,11 @@ class AdaptivePyramid:
         self._saved_state = dict(state)
         self._controllers.clear()
 
-    def _prompts(self, inputs: Any, attention_mask: Any, keywords: dict[str, Any]) -> tuple[list[Prompt], bool]:
+    def _prompts(self, inputs: Any, attention_mask: Any, generation_config: GenerationConfig | None,
+                 keywords: dict[str, Any]) -> tuple[list[Prompt], bool]:
         if inputs is None and "input_ids" in keywords:
             inputs = keywords.pop("input_ids")
-        prompts, batched = read_prompts(inputs, attention_mask, self.tokenizer)
+        prompts, batched = read_prompts(inputs, attention_mask, self.tokenizer, padding_id(self.decoder.tiers[-1], generation_config, keywords))
         known = self.decoder.scorers[self.decoder.target].embeddings
         for prompt in prompts:
             if not 0 <= min(prompt.ids) <= max(prompt.ids) < known:

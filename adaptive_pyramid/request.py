@@ -26,6 +26,16 @@ _UNSUPPORTED = {
     "output_attentions": (False, "attentions"), "output_hidden_states": (False, "hidden states"),
     "prefill_chunk_size": (None, "chunked prefill"),
 }
+# Keywords that steer machinery which does not exist here: taken in silence, they would look as if they did something.
+_WITHOUT_EFFECT = {
+    **dict.fromkeys(("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
+                     "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
+                     "speculation_type", "use_mtp"), "lengths and early stops of drafting are those of config= and control="),
+    **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty", "low_memory"), "it belongs to beam search"),
+    **dict.fromkeys(("cache_config", "max_cache_len", "compile_config", "continuous_batching_config"),
+                    "the pyramid keeps its own caches and compiles nothing"),
+    "decoder_start_token_id": "it belongs to encoder-decoder models",
+}
 _REFUSED_ARGUMENTS = ("assistant_model", "synced_gpus", "negative_prompt_ids", "negative_prompt_attention_mask",
                       "custom_generate", "inputs_embeds", "past_key_values", "cache", "position_ids", "use_model_defaults")
 _OUR_KEYWORDS = ("stop_strings", "seed", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer",
@@ -94,15 +104,19 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
             raise ValueError(f"{name} is not supported here; expected it to be left out")
         if name not in fields and name not in _OUR_KEYWORDS:
             raise TypeError(unknown_name("generate keyword", name, fields | set(_OUR_KEYWORDS) | set(extra)))
+        if name in _UNSUPPORTED:
+            _check_supported(name, value)
+        if name in _WITHOUT_EFFECT and value not in (None, False):
+            raise ValueError(f"{name}={value!r} has no effect here ({_WITHOUT_EFFECT[name]}); expected it to be left out")
     ours = {name: keywords[name] for name in _OUR_KEYWORDS if name in keywords}
     config, unused = model._prepare_generation_config(
         generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours})
     for name in unused:
         raise TypeError(unknown_name("generate keyword", name, fields))
-    for name, (default, what) in _UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value != default and not (name == "guidance_scale" and value == 1):
-            raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
+    for name in _UNSUPPORTED:
+        # A checkpoint's own preference for a kind of cache is no request: every kind gives the same text.
+        if name != "cache_implementation" or getattr(generation_config, name, None) is not None:
+            _check_supported(name, getattr(config, name, None))
     if config.use_cache is False:
         raise ValueError("use_cache=False cannot be honoured: speculative decoding needs its caches")
     if config.do_sample and config.temperature is not None and not config.temperature > 0:
@@ -117,6 +131,22 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
     for name in ("max_time", "stop_strings"):
         ours.setdefault(name, getattr(config, name, None))
     return config, ours
+
+
+def padding_id(model: PreTrainedModel, given: GenerationConfig | None, keywords: dict[str, Any]) -> int | None:
+    """The pad token, if it can mean nothing else: an EOS token in a prompt may be text (a chat's turns end with one)."""
+    def setting(name: str) -> Any:
+        places = (keywords.get(name), getattr(given, name, None), getattr(model.generation_config, name, None))
+        return next((value for value in places if value is not None), None)
+
+    pad, eos = setting("pad_token_id"), setting("eos_token_id")
+    return None if pad is None or pad in (eos if isinstance(eos, (list, tuple)) else [eos]) else int(pad)
+
+
+def _check_supported(name: str, value: Any) -> None:
+    default, what = _UNSUPPORTED[name]
+    if value is not None and value != default and not (name == "guidance_scale" and value == 1):
+        raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
 
 
 def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: GenerationConfig | None, config: GenerationConfig,
