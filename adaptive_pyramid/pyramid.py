@@ -131,7 +131,7 @@ class AdaptivePyramid:
                 raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
             outputs = []
             for row, prompt in enumerate(prompts):
-                generation = self._generation(prompt.ids, generation_config, keywords, on_block, row)
+                generation = self._generation(prompt, generation_config, keywords, on_block, row)
                 if streamer is not None:
                     streamer.put(torch.tensor([prompt.padding + prompt.ids]))
                 for block in generation.run():
@@ -154,7 +154,7 @@ class AdaptivePyramid:
             prompts, _ = self._prompts(inputs, attention_mask, generation_config, keywords)
             if len(prompts) != 1:
                 raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
-            generation = self._generation(prompts[0].ids, generation_config, keywords, on_block)
+            generation = self._generation(prompts[0], generation_config, keywords, on_block)
             detokenizer, sent = Detokenizer(self.tokenizer), 0
             for block in generation.run():
                 for token in block.tokens:
@@ -214,7 +214,7 @@ class AdaptivePyramid:
                 raise ValueError(f"prompt ids must lie in 0 .. {known - 1} (the target's embeddings), got {min(prompt.ids)} .. {max(prompt.ids)}")
         return prompts, batched
 
-    def _generation(self, prompt: list[int], generation_config: GenerationConfig | None, keywords: dict[str, Any],
+    def _generation(self, prompt: Prompt, generation_config: GenerationConfig | None, keywords: dict[str, Any],
                     on_block: OnBlock | Sequence[OnBlock], row: int = 0) -> Generation:
         own = {name: keywords[name] for name in _CALL_KEYWORDS if name in keywords}
         target = self.decoder.tiers[-1]
@@ -229,7 +229,7 @@ class AdaptivePyramid:
         if ours.get("seed") is not None:
             ours["seed"] = check_int("seed", ours["seed"], 0) + row
         limit = self.decoder.scorers[self.decoder.target].max_context
-        request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
+        request = build_request(target, prompt.ids, len(prompt.padding), generation_config, config, ours, keywords, stop_text, limit)
         return self._start(request, own, stop_text, on_block)
 
     def _start(self, request: Any, own: dict[str, Any], stop_text: StopText | None,

@@ -149,12 +149,13 @@ def _check_supported(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
 
 
-def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: GenerationConfig | None, config: GenerationConfig,
-                  ours: dict[str, Any], keywords: dict[str, Any], stop_text: Callable[[Sequence[int]], bool] | None,
-                  limit: int | None) -> GenerationRequest:
+def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], padding: int, given: GenerationConfig | None,
+                  config: GenerationConfig, ours: dict[str, Any], keywords: dict[str, Any],
+                  stop_text: Callable[[Sequence[int]], bool] | None, limit: int | None) -> GenerationRequest:
     """The request for one prompt, with processors and limits as `model.generate` would set them.
 
     Args:
+        padding: pads that stood before the prompt; max_length and min_length count them, as in `generate`.
         given: the caller's generation_config. config, ours: from `read_keywords` on `keywords`.
         limit: the target's hard context limit, or None.
     """
@@ -165,10 +166,10 @@ def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: Gene
     defaults = {name: all(source is None or getattr(source, name, None) is None for source in (given, model.generation_config))
                 and keywords.get(name) is None for name in ("max_length", "min_length")}
     model._prepare_special_tokens(config, True, device=device, batch_size=1)
-    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", length, prompt)
-    max_new = config.max_length - length
+    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", length + padding, prompt)
+    max_new = config.max_length - length - padding
     if max_new < 0 or (max_new == 0 and config.max_new_tokens != 0):
-        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {length} tokens; "
+        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {length + padding} tokens; "
                          "expected a larger max_length, or max_new_tokens")
     if limit is not None and length > limit:
         raise ValueError(f"the prompt has {length} tokens, but {type(model).__name__} has only {limit} positions")
@@ -176,6 +177,8 @@ def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], given: Gene
         warnings.warn(f"max_new_tokens={max_new} would pass the {limit} positions of {type(model).__name__}; "
                       f"generating at most {limit - length + 1}", stacklevel=4)
         max_new = limit - length + 1
+    config.max_length -= padding
+    config.min_length = (config.min_length or 0) - padding
     processors = model._get_logits_processor(
         config, input_ids_seq_length=length, encoder_input_ids=prompt.to(device),
         prefix_allowed_tokens_fn=ours.get("prefix_allowed_tokens_fn"),
