@@ -8,12 +8,15 @@ temperature-1 distributions, in nats.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .config import PyramidConfig
+
+PREDICTION_ALARM = 0.25   # median relative error of predicted block times past which `explain` raises an alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,23 +254,38 @@ class GenerationStats:
             lines.append(f"  {near_ties} near-ties: there, rounding can decide between two tokens")
         return "\n".join(lines + [f"  {note}" for note in self.notes])
 
+    @property
+    def prediction_error(self) -> float:
+        """Median of |predicted / measured - 1| over block times, prefill left out; NaN where nothing was predicted."""
+        errors = [abs(block.decision.predicted_seconds / block.seconds - 1) for block in self.blocks
+                  if block.decision is not None and block.decision.predicted_seconds is not None
+                  and block.seconds > 0 and not block.is_prefill]
+        return statistics.median(errors) if errors else math.nan
+
     def explain(self, last: int | None = None) -> str:
-        """The block table: what ran, why, predicted against measured time, acceptance and entropy per stage.
+        """The block table: what ran, why, predicted against measured time and tokens, acceptance and entropy per stage.
+
+        Below it the summary, and how far predictions were off, with an alarm past 25 % (`PREDICTION_ALARM`).
 
         Args:
             last: only this many last blocks (default all).
         """
-        rows = [("block", "token", "config", "why", "ms", "predicted", "tokens", "accepted/tested", "entropy")]
+        rows = [("block", "token", "config", "why", "ms", "predicted", "tokens", "predicted", "accepted/tested", "entropy")]
         for index, block in list(enumerate(self.blocks))[-last if last else 0:]:
-            decision = block.decision
-            predicted = decision.predicted_seconds if decision else None
+            decision = block.decision or Decision(block.config.label, "")
             rows.append((
-                str(index), str(block.position), block.config.label, decision.reason if decision else "",
-                f"{1000 * block.seconds:.1f}", "" if predicted is None else f"{1000 * predicted:.1f}", str(block.tokens),
+                str(index), str(block.position), block.config.label, decision.reason,
+                f"{1000 * block.seconds:.1f}", "" if decision.predicted_seconds is None else f"{1000 * decision.predicted_seconds:.1f}",
+                str(block.tokens), "" if decision.predicted_tokens is None else f"{decision.predicted_tokens:.1f}",
                 " ".join(f"{s.tier}:{s.accepted}/{s.accepted + s.rejected}" for s in block.stages),
                 " ".join(f"{s.tier}:{s.entropy:.2f}" for s in block.stages),
             ))
-        return "\n".join([_aligned(rows), self.summary()])
+        lines = [_aligned(rows), self.summary()]
+        error = self.prediction_error
+        if not math.isnan(error):
+            lines.append(f"  block times were predicted to {100 * error:.0f} % (median)"
+                         + (": ALARM, the forecast does not fit this machine or text" if error > PREDICTION_ALARM else ""))
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON or YAML: the aggregates, not the blocks."""

@@ -59,9 +59,10 @@ class Case:
     costs: dict[int, dict[int, float]]
     regimes: Sequence[Regime]
     requests: int = 4
+    drift_budget: float | None = None
 
     def plant(self, seed: int) -> Plant:
-        return Plant(self.costs, self.regimes, seed=seed, overhead=0.001)
+        return Plant(self.costs, self.regimes, seed=seed, overhead=0.001, drift_budget=self.drift_budget)
 
 
 def shifting(*stretches: tuple[float, float], tokens: int = 500) -> list[Regime]:
@@ -77,6 +78,7 @@ CASES: dict[str, Case] = {
     "steep costs": Case(STEEP, [Regime({0: 0.7, 1: 0.85}, burstiness=0.5)]),
     "repetitive": Case(LOOKUP, [Regime({0: 0.9, 1: 0.6}, hit={0: 0.7}, burstiness=0.5)]),
     "hardly repetitive": Case(LOOKUP, [Regime({0: 0.4, 1: 0.75}, hit={0: 0.2}, burstiness=0.5)]),
+    "drift budget": Case(FLAT, [Regime({0: 0.6, 1: 0.8}, burstiness=0.5)], drift_budget=0.1),
     "shifting": Case(FLAT, shifting((0.9, 0.95), (0.2, 0.5), (0.7, 0.9), (0.1, 0.85)), requests=8),
 }
 
@@ -108,9 +110,9 @@ def build(name: str, case: Case) -> Controller:
     if name == "hf heuristic":
         return HeuristicSchedule(PyramidConfig((StageConfig(5), StageConfig(5)), (0, 2)))
     if name == "own blocks only":
-        arms = make_controller("planner", None, default_config(3), pool).arms
-        return PlannerController(arms, pool.costs, pool.model_tiers, counterfactual=False)
-    return make_controller(name, None, default_config(3), pool)
+        arms = make_controller("planner", None, default_config(3), pool, case.drift_budget).arms
+        return PlannerController(arms, pool, case.drift_budget, counterfactual=False)
+    return make_controller(name, None, default_config(3), pool, case.drift_budget)
 
 
 @dataclass

@@ -90,7 +90,8 @@ def test_a_tier_that_left_the_route_is_not_chosen_again() -> None:
 def test_a_policy_of_the_wrong_size_is_refused() -> None:
     arms = [PyramidConfig((StageConfig(4),), (1,)), PyramidConfig((StageConfig(4),), (0, 1))]
     with pytest.raises(ValueError, match="3 arms, expected 2"):
-        BanditController(arms, make_policy("ucb1", 3), SpeedReward(10.0), CostModel({0: row(1), 1: row(4)}), (0, 1))
+        BanditController(arms, make_policy("ucb1", 3), SpeedReward(10.0),
+                         Pool.of(2, {0: 1, 1: 4}, None))
 
 
 def test_reward() -> None:

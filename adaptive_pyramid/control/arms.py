@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 from ..config import PyramidConfig, Route
 from ..throughput import Acceptance, CostModel, ThroughputModel
+from .pool import Pool
 
 LENGTHS = (1, 2, 4, 8, 16)
 LIMIT = 32
@@ -24,15 +25,10 @@ FREE_TAUS = (0.1, 0.4)
 BUDGET_MULTIPLES = (2.0, 8.0, 32.0)
 
 
-def guessed_acceptance(n_tiers: int, model_tiers: Sequence[int]) -> dict[tuple[int, int], Acceptance]:
+def guessed_acceptance(pool: Pool) -> dict[tuple[int, int], Acceptance]:
     """A guess for every (proposer, verifier) pair: model pairs accept .7; a lookup hits at .3 of its chances and accepts .6."""
-    return {(proposer, verifier): MODEL_PAIR if proposer in model_tiers else LOOKUP
-            for verifier in range(1, n_tiers) for proposer in range(verifier)}
-
-
-def target_only(base: PyramidConfig) -> PyramidConfig:
-    """Plain decoding with the target alone."""
-    return base.with_route((base.target,)).normalized()
+    return {(proposer, verifier): MODEL_PAIR if proposer in pool.model_tiers else LOOKUP
+            for verifier in range(1, pool.n_tiers) for proposer in range(verifier)}
 
 
 def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
@@ -43,33 +39,33 @@ def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
     return config
 
 
-def candidate_configs(base: PyramidConfig, routes: Iterable[Route], model_tiers: Sequence[int], costs: CostModel,
-                      drift_budget: float | None = None, free_taus: bool = True, limit: int = LIMIT) -> list[PyramidConfig]:
-    """Arms around `base`: at most `limit` configs, target only first (if `routes` has it), none twice.
+def candidate_configs(base: PyramidConfig, pool: Pool, route: Route | None = None, drift_budget: float | None = None,
+                      limit: int = LIMIT) -> list[PyramidConfig]:
+    """Arms around `base`: at most `limit` configs, target only first, none twice.
 
-    Every route is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
-    throughput.py ranks first at some acceptance rate; a drift budget multiplies them by thresholds at
-    the target, a chain that ends in an exact target by thresholds below it (`free_taus`). The rest of the limit is
-    dealt in turn to the routes, by rank at the guessed rates.
+    Every route of the pool is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
+    throughput.py ranks first at some acceptance rate; a drift budget multiplies them by thresholds at the target, a
+    chain that ends in an exact target by thresholds below it. The rest of the limit is dealt in turn to the routes, by
+    rank at the guessed rates.
 
     Args:
-        routes: those that may be used. model_tiers: tiers with a model. costs: forward times.
+        route: the only one that may be used; thresholds then stay the base's, for they belong to the method that pins it.
         drift_budget: per token; thresholds at the target stay the base's without one.
-        free_taus: whether thresholds below the target may be varied, that is, whether those stages are `relaxed`.
     """
-    guess = guessed_acceptance(base.n_tiers, model_tiers)
+    guess, costs = guessed_acceptance(pool), pool.costs
+    free_taus = route is None and not drift_budget
     queues = []
-    for route in dict.fromkeys(routes):
-        plain = base.with_route(route).normalized()
-        if len(route) == 1:
+    for chain in pool.routes() if route is None else [route]:
+        plain = base.with_route(chain).normalized()
+        if len(chain) == 1:
             queues.append([plain])
             continue
         taus_at_target = [drift_budget * multiple for multiple in BUDGET_MULTIPLES] if drift_budget else [plain.tau_T]
         kept = _best_somewhere(plain, guess, costs)
         queue = [config.with_stage(base.target, tau=tau) for config in kept for tau in taus_at_target]
-        if free_taus and not drift_budget and len(route) > 2:
+        if free_taus and len(chain) > 2:
             queue += [_with_lower_tau(config, tau) for config in kept[:2] for tau in FREE_TAUS]
-        own = [base.with_route(route).normalized()] if route == base.route and not drift_budget else []
+        own = [plain] if chain == base.route and not drift_budget else []
         queues.append(list(dict.fromkeys(own + queue)))
     queues.sort(key=lambda queue: len(queue[0].route) > 1)
     return _dealt(queues, limit)

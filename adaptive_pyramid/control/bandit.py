@@ -10,8 +10,8 @@ from policies import Exp3, Policy
 
 from ..config import PyramidConfig
 from ..stats import BlockStats, nanmean
-from ..throughput import CostModel
 from .guarded import GuardedController
+from .pool import Pool
 from .reward import SpeedReward
 
 CONTEXT_DIM = 4
@@ -22,12 +22,11 @@ class BanditController(GuardedController):
 
     Args:
         arms: configs. policy: over as many arms; priors are its constructor's business.
-        reward: from a block and its steady seconds to [0, 1]. costs, model_tiers: as in `GuardedController`.
+        reward: from a block and its steady seconds to [0, 1]. pool: as in `GuardedController`.
     """
 
-    def __init__(self, arms: Sequence[PyramidConfig], policy: Policy, reward: SpeedReward, costs: CostModel,
-                 model_tiers: Sequence[int]) -> None:
-        super().__init__(arms, costs, model_tiers)
+    def __init__(self, arms: Sequence[PyramidConfig], policy: Policy, reward: SpeedReward, pool: Pool) -> None:
+        super().__init__(arms, pool)
         if policy.n_arms != len(self.arms):
             raise ValueError(f"policy has {policy.n_arms} arms, expected {len(self.arms)}, one per config")
         self.policy = policy

@@ -2,11 +2,11 @@
 
 Exact, given the block's own text (greedy decoding, and sampling up to the first refusal):
 - any shorter length, because acceptance is kept by position: the start of a longer proposal is the shorter one;
-- other thresholds at the same verifier: position i passes at tau' if its distance is at most tau', else as it did.
+- other thresholds at the same verifier: position i passes at tau' if its distance is at most tau', else as it did; with a
+  drift budget, as far as a bucket of its own pays for it.
 Estimated, and held with less weight:
 - thresholds whose refusal would have come later than the real one while sampling: chances 1 - distance stand for draws;
-- the pair (bottom, target) seen through a tier between them (`_through`): a token that both accepted or the upper one
-  alone refused is a verdict on the bottom tier, too;
+- pairs of a chain that it does not run itself (`_through`);
 - pairs never seen: `_priors`.
 """
 
@@ -35,6 +35,7 @@ _PRIOR_WEIGHT = 3.0                # tested positions that a guess is worth
 _NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier positions is worth
 _MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
+_CURIOSITY = 1.0                   # standard deviations more for a pair never seen
 _CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
 
 
@@ -58,21 +59,18 @@ class Estimates:
         self.drift_budget = drift_budget
         self.counterfactual = counterfactual
         self._keep, self._keep_idle = math.exp(-1 / memory), math.exp(-1 / idle)
-        # With a budget, what tau buys beyond the plain test is scaled by what the budget pays for.
-        self._plain = [forecast.add(pair._replace(tau=0.0)) if drift_budget and pair.verifier == self.target else i
-                       for i, pair in enumerate(list(forecast.pairs))]
         self.pairs = forecast.pairs
-        self._plain += list(range(len(self._plain), len(self.pairs)))
         self._index = {pair: i for i, pair in enumerate(self.pairs)}
         self._siblings: dict[Pair, list[int]] = {}   # pairs that differ in tau alone, under the one of tau 0
         for i, pair in enumerate(self.pairs):
             self._siblings.setdefault(pair._replace(tau=0.0), []).append(i)
         # One row per pair, so that learning and forgetting are one operation; the names are views of its columns.
         n = len(self.pairs)
-        self.counts = np.zeros((n, 2 * _N_BUCKETS + 4 * _MOODS + 1))
+        self.counts = np.zeros((n, 2 * _N_BUCKETS + 4 * _MOODS))
         self.accepted, self.tested = self.counts[:, :_N_BUCKETS], self.counts[:, _N_BUCKETS : 2 * _N_BUCKETS]
-        self.by_mood = self.counts[:, 2 * _N_BUCKETS : -1].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
-        self.spent = self.counts[:, -1]                              # drift asked for at tau
+        self.by_mood = self.counts[:, 2 * _N_BUCKETS :].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
+        # What would be left in the drift bucket, had this pair and threshold spent it alone.
+        self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
         self.asked = np.full((2, self.n_tiers), 1e-9)                # lookups: hits, requests
         self.filled = np.full((2, self.n_tiers), 1e-9)               # tokens found, tokens asked for
         self._position_bucket = np.array([_bucket(i) for i in range(forecast.longest)])
@@ -85,6 +83,11 @@ class Estimates:
         self.changes = 0
 
     # ------------------------------------------------------------------ learning
+
+    def start(self) -> None:
+        """Another text begins: its mood is unknown and its drift bucket empty."""
+        self._mood = (1, 1)
+        self._buckets = [math.inf if balance == math.inf else 0.0 for balance in self._buckets]
 
     def observe(self, block: BlockStats, greedy: bool, arm: int) -> None:
         """Learn from every verification of a block that ran `arm`."""
@@ -138,57 +141,56 @@ class Estimates:
         self._watch(pair, v)
         for i in self._siblings[pair._replace(tau=0.0)]:
             own = self.pairs[i].tau
-            if own == pair.tau and not (self.drift_budget and self.counterfactual):
-                accepted, tested = _by_bucket(v.accepted), _by_bucket(v.tested)
-                spent = sum(v.distance[: v.accepted]) if self.drift_budget else 0.0
-            elif self.counterfactual:
-                accepted, tested, spent = _at_threshold(v, pair.tau, own, greedy)
-            else:
+            if own != pair.tau and not self.counterfactual:
                 continue
-            self._add(i, accepted, tested, spent)
+            if own == pair.tau and self._buckets[i] == math.inf:
+                accepted, tested = _by_bucket(v.accepted), _by_bucket(v.tested)
+            else:
+                accepted, tested, self._buckets[i] = _at_threshold(v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0)
+            self._add(i, accepted, tested)
 
-    def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], spent: float = 0.0, weight: float = 1.0) -> None:
+    def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], weight: float = 1.0) -> None:
         moods = [0.0] * (4 * _MOODS)
         for kind, value in enumerate((sum(accepted), sum(tested))):
             for which, mood in enumerate(self._mood):
                 moods[(2 * kind + which) * _MOODS + mood] = value
         row = self.counts[i]
         row *= self._keep**weight
-        row += weight * np.array([*accepted, *tested, *moods, spent])
+        row += weight * np.array([*accepted, *tested, *moods])
 
     def _through(self, config: PyramidConfig, block: BlockStats) -> None:
         """What a chain of three shows of pairs that it does not run.
 
         The target's proposal is the middle tier's rounds in a row; a refused one ends with the middle tier's own token.
-        (bottom, target): where the target took that own token, it would have refused the bottom's; where it refused it,
-        nobody knows. (middle, target) without thresholds below: the target's verdicts on the middle tier's own choices.
+        (bottom, target): where the middle tier put its own token, the target would have refused the bottom's, for sure if
+        it took that token, most likely if it refused both. (middle, target) without thresholds below: the target's verdicts on the middle tier's own choices.
         """
         if len(config.route) != 3 or not block.verifications or block.verifications[-1].tier != self.target:
             return
         bottom, middle, target = config.route
-        relaxes = config.stage(middle).tau
+        ran, relaxes = config.stage(target).tau, config.stage(middle).tau
         top = block.verifications[-1]
-        seen = {(bottom, target): [0, 0], (middle, target): [0, 0]}   # accepted, tested
-        position = 0
-        for v in block.verifications[:-1]:
-            for offset in range(v.emitted):
-                if position >= top.tested:
-                    break
-                kept = position < top.accepted
-                if offset < v.accepted:
-                    seen[bottom, target][0] += kept
-                    seen[bottom, target][1] += 1
-                elif v.rejected and kept:
-                    seen[bottom, target][1] += 1
-                if relaxes and (offset >= v.accepted or not 0 < v.distance[offset] <= relaxes):
-                    seen[middle, target][0] += kept
-                    seen[middle, target][1] += 1
-                position += 1
-        for pair, (accepted, tested) in seen.items():
-            i = self._index.get(Pair(*pair))
-            if tested and i is not None:
+        for i in self._siblings.get(Pair(bottom, target), []) + (self._siblings.get(Pair(middle, target), []) if relaxes else []):
+            pair = self.pairs[i]
+            accepted = tested = 0
+            position = 0
+            for v in block.verifications[:-1]:
+                for offset in range(v.emitted):
+                    if position >= top.tested:
+                        break
+                    distance, kept = top.distance[position], position < top.accepted
+                    passes = distance <= pair.tau or (kept and not 0 < distance <= ran)
+                    if pair.proposer == bottom:
+                        counts = offset < v.accepted or v.rejected
+                        passes = passes and offset < v.accepted
+                    else:
+                        counts = offset >= v.accepted or not 0 < v.distance[offset] <= relaxes
+                    if counts:
+                        accepted, tested = accepted + passes, tested + 1
+                    position += 1
+            if tested:
                 rest = [0.0] * (_N_BUCKETS - 1)   # its place in a proposal of its own is not known: counted as the first
-                self._add(i, [accepted, *rest], [tested, *rest], weight=_THROUGH_WEIGHT)
+                self._add(i, [accepted, *rest], [tested, *rest], _THROUGH_WEIGHT)
 
     def _watch(self, pair: Pair, v: Verification) -> None:
         """Forget faster where acceptance is not what it was."""
@@ -209,7 +211,10 @@ class Estimates:
     # ------------------------------------------------------------------ what is believed
 
     def rates(self, optimism: float) -> Rates:
-        """Opinions for every mood: the mean at rows 2 * mood, `optimism` standard deviations above it at 2 * mood + 1."""
+        """Opinions for every mood: the mean at rows 2 * mood, some standard deviations above it at 2 * mood + 1.
+
+        Some: `optimism`, and up to `_CURIOSITY` more for what was hardly ever seen.
+        """
         total = self.counts[:, : 2 * _N_BUCKETS].reshape(-1, 2, _N_BUCKETS).sum(axis=2)
         known = total[:, 1]
         prior = self._priors(total[:, 0], known)
@@ -224,8 +229,6 @@ class Estimates:
         mean = mean.T[None]
         if self.counterfactual:
             mean = mean + self._shifts(prior)[:, :, None] * _FADE
-        if self.drift_budget:
-            mean = self._within_budget(mean, known)
         deviation = np.sqrt(np.maximum(0.1, pooled * (1 - pooled)) / (known + 1))
         hits, requests = self.asked
         hit = np.where(self._lookup_tiers, (hits + 2 * LOOKUP.hit) / (requests + 2), 1.0)
@@ -234,7 +237,9 @@ class Estimates:
         moods = len(mean)
         opinions = np.empty((moods, 2, *mean.shape[1:]))
         opinions[:, 0] = mean
-        opinions[:, 1] = mean + optimism * deviation[:, None]
+        # Of what was hardly ever seen, more is hoped: a look costs little, and may pay for the rest of the text.
+        hope = optimism + _CURIOSITY / (1 + known / 4)
+        opinions[:, 1] = mean + (hope * deviation)[:, None]
         opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
         return Rates(opinions.take(self._position_bucket, axis=2),
                      np.tile(np.minimum(1.0, np.stack([hit, hit + optimism * spread])), (moods, 1)), np.minimum(1.0, fill))
@@ -245,17 +250,6 @@ class Estimates:
         overall = (total[:, 0] + _PRIOR_WEIGHT * prior[:, None, None]) / (total[:, 1] + _PRIOR_WEIGHT)
         shift = (self.by_mood[:, 0] + _MOOD_WEIGHT * overall) / (self.by_mood[:, 1] + _MOOD_WEIGHT) - overall
         return (shift[:, 0, :, None] + shift[:, 1, None, :]).reshape(len(prior), -1).T
-
-    def _within_budget(self, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """What a threshold buys, scaled by the share of its drift that the budget pays for.
-
-        At tau the target would drift by `spent` per tested position; the bucket refills by the budget per emitted token,
-        of which there is about one per tested position.
-        """
-        demand = self.spent / np.maximum(known, 1.0)
-        granted = np.minimum(1.0, self.drift_budget / np.maximum(demand, 1e-9))
-        plain = mean[:, self._plain]
-        return plain + granted[:, None] * np.maximum(0.0, mean - plain)
 
     def _relatives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Per pair the number of its (proposer, verifier); per such name those of (proposer, target) and (verifier, target),
@@ -322,14 +316,20 @@ def _by_bucket(m: int) -> tuple[float, ...]:
     return tuple(counts)
 
 
-def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool) -> tuple[list[float], list[float], float]:
-    """What `tau` would have accepted of a proposal that was verified at `ran`, tested, and the drift it would have asked for."""
+def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool, balance: float,
+                  budget: float) -> tuple[list[float], list[float], float]:
+    """What `tau` would have accepted of a proposal that was verified at `ran`, and tested, by bucket of positions.
+
+    `balance` is what the drift bucket holds before (infinite without one), `budget` what every token adds; what would be
+    left is returned, too.
+    """
     accepted, tested = [0.0] * _N_BUCKETS, [0.0] * _N_BUCKETS
-    weight, spent = 1.0, 0.0     # weight: chance that this position is reached
+    weight = 1.0     # chance that this position is reached
     for i, distance in enumerate(v.distance):
-        if distance <= tau:
+        balance += weight * budget
+        if distance <= min(tau, balance):
             chance = 1.0
-            spent += weight * distance
+            balance -= weight * distance
         elif i < v.accepted and not 0 < distance <= ran:
             chance = 1.0                              # it passed the plain test
         elif greedy or (i < v.tested and distance > ran):
@@ -342,4 +342,4 @@ def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool) -> tupl
         weight *= chance
         if weight < 0.01:
             break
-    return accepted, tested, spent
+    return accepted, tested, balance + weight * budget

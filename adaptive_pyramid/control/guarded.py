@@ -7,11 +7,11 @@ from typing import Any
 
 from ..config import PyramidConfig, Route, route_label
 from ..stats import BlockStats, Decision
-from ..throughput import CostModel
 from .account import Account
 from .arms import shortened
 from .controller import RequestInfo
 from .meter import Meter
+from .pool import Pool
 
 LADDER = (1, 2, 4, 8, 16)   # a route that has climbed beyond the last is trusted with any length
 
@@ -20,7 +20,7 @@ class GuardedController:
     """Base of the adaptive controllers: a subclass ranks arms and learns from blocks; this class pays for it.
 
     Where target-only decoding is among the arms,
-    - nothing is tried before its price is known (`Meter.calibrated`);
+    - nothing is tried before its price is known: without a measured cost table, target-only decoding comes first;
     - a block may run only if the account can pay for all of it being refused (`Account`), its caches' catching up
       included; else a shorter version of the arm, the next best arm, or target-only decoding runs;
     - a route starts at length 1 and doubles after every block in which something was accepted, so that a useless draft
@@ -28,19 +28,18 @@ class GuardedController:
     A route that the user or the method has pinned leaves nothing to fall back to, and runs without all this.
 
     Args:
-        arms: configs of the same pyramid, at least one. costs: forward times to start from.
-        model_tiers: tiers that have a model.
+        arms: configs of the same pyramid, at least one. pool: its tiers, and forward times to start from.
     """
 
     name = "guarded"
 
-    def __init__(self, arms: Sequence[PyramidConfig], costs: CostModel, model_tiers: Sequence[int]) -> None:
+    def __init__(self, arms: Sequence[PyramidConfig], pool: Pool) -> None:
         if not arms:
             raise ValueError("a controller needs at least one arm, got none")
         self.arms = list(arms)
-        self.model_tiers = tuple(model_tiers)
-        self.target = arms[0].target
-        self.meter = Meter(costs, self.target)
+        self.pool = pool
+        self.target = pool.n_tiers - 1
+        self.meter = Meter(pool)
         self.account = Account()
         self.fallback = next((i for i, arm in enumerate(self.arms) if len(arm.route) == 1), None)
         self.decision: Decision | None = None
@@ -69,6 +68,10 @@ class GuardedController:
     def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
         """Predicted (seconds, tokens) of one block, if this controller predicts."""
         return None, None
+
+    def _outlook(self, route: Route) -> float | None:
+        """Tokens/s expected of the best arm of `route`, if this controller predicts."""
+        return None
 
     def _learned(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -101,14 +104,24 @@ class GuardedController:
     def notes(self) -> list[str]:
         total = sum(self._blocks.values())
         alone = self._blocks.get((self.target,), 0)
-        if not total or len(self.arms) == 1 or alone < total:
+        if self.fallback is None or not self._routes or 2 * alone < total or not total:
             return []
-        found = []
-        for route in self._routes:
-            if route in self._refused:
-                found.append(f"route {route_label(route)} was not tried: a first probe costs about {1000 * self._refused[route]:.0f} ms, "
-                             f"more than the account for finding out had left ({100 * self.account.share:g} % of elapsed time)")
-        return ["control stayed with the target alone: " + ("; ".join(found) or "no draft promised to pay")]
+        found = [sentence for route in self._routes if (sentence := self._why_not(route))]
+        return [f"the target worked alone in {alone} of {total} blocks ({1 / self.meter.target_only:.1f} tokens/s): " + "; ".join(found)]
+
+    def _why_not(self, route: Route) -> str:
+        """Why the target was preferred to `route` (said of two-tier routes and of what ran)."""
+        ran = self._blocks.get(route, 0)
+        if len(route) > 2 and not ran:
+            return ""
+        outlook = self._outlook(route)
+        text = f"{route_label(route)} ran {ran} blocks" if ran else f"{route_label(route)} was not tried"
+        if outlook is not None:
+            text += f", {outlook:.1f} tokens/s expected"
+        if route in self._refused:
+            text += (f", a first look of {1000 * self._refused[route]:.1f} ms is more than the account has left "
+                     f"({100 * self.account.share:g} % of elapsed time)")
+        return text
 
     def state_dict(self) -> dict[str, Any]:
         return {"name": self.name, "arms": [arm.to_dict() for arm in self.arms], "meter": self.meter.state_dict(),
@@ -173,7 +186,7 @@ class GuardedController:
         """The cheapest block that runs a draft model (without one: any draft): what the account advances."""
         probes = [(route, config) for route, config in self._probes.items()
                   if len(route) == 2 and isinstance(route[0], int) and route[0] not in self._lost]
-        with_model = [config for route, config in probes if route[0] in self.model_tiers]
+        with_model = [config for route, config in probes if route[0] in self.pool.model_tiers]
         return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 
     def _climb(self, block: BlockStats) -> None:

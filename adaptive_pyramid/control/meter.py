@@ -11,6 +11,7 @@ from ..config import PyramidConfig
 from ..stats import BlockStats
 from ..throughput import CostModel
 from .controller import RequestInfo
+from .pool import Pool
 
 
 class Meter:
@@ -21,9 +22,10 @@ class Meter:
         per_verification, per_draft: seconds outside the models for a verification and for a drafting forward.
     """
 
-    def __init__(self, costs: CostModel, target: int) -> None:
-        self.costs = costs.copy()
-        self.target = target
+    def __init__(self, pool: Pool) -> None:
+        self.costs = pool.costs.copy()
+        self.measured = pool.measured
+        self.target = pool.n_tiers - 1
         self.context = 0
         self.per_verification = 0.0
         self.per_draft = 0.0
@@ -31,7 +33,7 @@ class Meter:
         self._entries: dict[int, float] = {}                # per tier, since the last block
         self._bills: dict[PyramidConfig, _Bill] = {}
         self._prefill = 1.0     # seconds of a long forward over what the table extrapolates
-        self._looks = {"verification": 0, "draft": 0, "prefill": 0}
+        self._prefills = self._rests = 0   # how often each was observed
 
     def start(self, request: RequestInfo) -> None:
         """A new text: of what a tier has cached, at most what the target can reuse is still good."""
@@ -47,24 +49,29 @@ class Meter:
             if not forward.is_prefill:
                 self.costs.observe(forward.tier, forward.width, forward.seconds)
             elif expected := self.costs.seconds(forward.tier, forward.width):
-                self._prefill += self._weight("prefill") * (forward.seconds / expected - self._prefill)
-        outside = max(0.0, block.seconds - block.model_seconds)
-        verifications = len(block.verifications)
-        drafts = len(block.forwards) - verifications
-        if drafts > 0:
-            each = max(0.0, outside - verifications * self.per_verification) / drafts
-            self.per_draft += self._weight("draft") * (each - self.per_draft)
-        elif verifications:
-            self.per_verification += self._weight("verification") * (outside / verifications - self.per_verification)
+                self._prefills += 1
+                self._prefill += max(0.1, 1 / self._prefills) * (forward.seconds / expected - self._prefill)
+        self._observe_rest(block)
 
-    def _weight(self, what: str) -> float:
-        self._looks[what] += 1
-        return max(0.1, 1 / self._looks[what])
+    def _observe_rest(self, block: BlockStats) -> None:
+        """Split what is left of the block's time between verifications and drafting forwards (normalised least squares)."""
+        verifications = len(block.verifications)
+        drafts = max(0, len(block.forwards) - verifications)
+        if not verifications:
+            return
+        expected = verifications * self.per_verification + drafts * self.per_draft
+        outside = max(0.0, block.seconds - block.model_seconds)
+        # Believed up to twice what was expected, once something is: garbage collection is no overhead of decoding.
+        outside = min(outside, 2 * expected) if self._rests >= 2 else outside
+        self._rests += 1
+        step = (0.5 if self._rests < 10 else 0.2) * (outside - expected) / (verifications**2 + drafts**2)
+        self.per_verification = max(0.0, self.per_verification + step * verifications)
+        self.per_draft = max(0.0, self.per_draft + step * drafts)
 
     @property
     def calibrated(self) -> bool:
-        """Whether target-only decoding has a price from this run. Two looks, since first calls are slow."""
-        return self.costs.observed(self.target) >= 2
+        """Whether target-only decoding has a price: a measured one, or two looks from this run, since first calls are slow."""
+        return self.measured or self.costs.observed(self.target) >= 2
 
     @property
     def target_only(self) -> float:

@@ -9,11 +9,12 @@ import numpy as np
 
 from ..config import PyramidConfig, Route
 from ..stats import BlockStats
-from ..throughput import Acceptance, CostModel, ThroughputModel, insertion_advice
+from ..throughput import Acceptance, ThroughputModel, insertion_advice
 from .controller import RequestInfo
 from .estimates import Estimates
 from .forecast import Forecast
 from .guarded import GuardedController
+from .pool import Pool
 
 _RESIDUAL_WEIGHT = 30.0   # blocks of an arm before its own residuals count as much as the formula
 _RESIDUAL_KEEP = 0.98
@@ -30,15 +31,15 @@ class PlannerController(GuardedController):
     that `optimism` standard deviations more would make it the best.
 
     Args:
-        arms, costs, model_tiers: as in `GuardedController`. drift_budget: per token, or None.
+        arms, pool: as in `GuardedController`. drift_budget: per token, or None.
         counterfactual: False lets an arm learn from its own blocks only (for comparison).
     """
 
     name = "planner"
 
-    def __init__(self, arms: Sequence[PyramidConfig], costs: CostModel, model_tiers: Sequence[int],
-                 drift_budget: float | None = None, counterfactual: bool = True, optimism: float = 0.5) -> None:
-        super().__init__(arms, costs, model_tiers)
+    def __init__(self, arms: Sequence[PyramidConfig], pool: Pool, drift_budget: float | None = None,
+                 counterfactual: bool = True, optimism: float = 0.5) -> None:
+        super().__init__(arms, pool)
         self.optimism = optimism
         # The shortened versions that the ladder may run are forecast too; the arms come first.
         configs, owners = list(self.arms), list(range(len(self.arms)))
@@ -49,7 +50,7 @@ class PlannerController(GuardedController):
                     owners.append(arm)
         self._row = {config: row for row, config in reversed(list(enumerate(configs)))}
         self.forecast = Forecast(configs, None if counterfactual else owners)
-        self.estimates = Estimates(self.forecast, model_tiers, drift_budget, counterfactual=counterfactual)
+        self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
         self._residual = np.zeros((2, 2, len(configs)))   # (tokens, seconds) x (measured, predicted), sums per config
         self._seen = 0      # blocks learned from; planned: of these, when the forecast was made
         self._predict()
@@ -58,6 +59,7 @@ class PlannerController(GuardedController):
 
     def start(self, request: RequestInfo) -> PyramidConfig:
         self._position = 0
+        self.estimates.start()
         return super().start(request)
 
     def _learn(self, block: BlockStats, arm: int) -> None:
@@ -116,6 +118,9 @@ class PlannerController(GuardedController):
         deep = [route for route, _ in sorted(self._blocks.items(), key=lambda item: -item[1]) if len(route) > 2]
         advice = [self._advice(deep[0])] if deep and self.fallback is not None else []
         return super().notes + [sentence for sentence in advice if sentence]
+
+    def _outlook(self, route: Route) -> float:
+        return 1 / min(self._per_token[self.estimates.mood, 0, row] for config, row in self._row.items() if config.route == route)
 
     def _advice(self, route: Route) -> str | None:
         """What dropping the tier above the bottom would do, for the deep route that ran most."""

@@ -1,0 +1,93 @@
+"""Never slower: at every block, time above target-only decoding stays within the account."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings, strategies as st
+from simulated import Plant, Regime, run
+
+from adaptive_pyramid.control.account import Account
+from adaptive_pyramid.control.defaults import Pool, default_config, make_controller
+from adaptive_pyramid.stats import BlockStats
+from adaptive_pyramid.throughput import WIDTHS, CostModel
+
+
+def row(first: float, slope: float) -> dict[int, float]:
+    return {width: first * (1 + slope * (width - 1)) for width in WIDTHS}
+
+
+def overdrafts(plant: Plant, controller, requests: int, tokens: int, prompt: int) -> list[float]:
+    """Per block: seconds lost so far against target-only decoding, less 2 % of the elapsed ones."""
+    alone = plant.costs.seconds(plant.target, 1) + plant.overhead
+    lost, elapsed, found = 0.0, 0.0, []
+
+    def book(block: BlockStats) -> None:
+        nonlocal lost, elapsed
+        prefill = sum(f.seconds - plant.costs.seconds(f.tier, f.needed)
+                      for f in block.forwards if f.tier == plant.target and f.is_prefill)
+        lost += block.seconds - prefill - alone * block.tokens
+        elapsed += block.seconds
+        found.append(lost - 0.02 * elapsed)
+
+    for _ in range(requests):
+        run(plant, controller, tokens, prompt, on_block=book)
+    return found
+
+
+def shortest_probes(plant: Plant, drafts: list[int], context: int) -> list[float]:
+    """What the first look at each draft costs if it is refused, with `context` tokens to catch up with."""
+    return [plant.costs.seconds(tier, context) + plant.costs.seconds(2, 2) - plant.costs.seconds(2, 1) for tier in drafts]
+
+
+plants = st.fixed_dictionaries({
+    "draft": st.floats(0.05, 1.2), "qualifier": st.floats(0.05, 1.2), "slope": st.floats(0.0, 0.3),
+    "agree_draft": st.floats(0.0, 0.9), "agree_qualifier": st.floats(0.0, 0.9),
+    "prompt": st.integers(1, 300), "tokens": st.integers(20, 200), "seed": st.integers(0, 1000),
+    "shift": st.booleans(), "name": st.sampled_from(["planner", "thompson", "exp3", "epsilon_greedy"]),
+})
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(case=plants)
+def test_the_account_is_never_overdrawn(case: dict) -> None:
+    costs = {0: row(0.04 * case["draft"], case["slope"]), 1: row(0.04 * case["qualifier"], case["slope"]), 2: row(0.04, case["slope"])}
+    regimes = [Regime({0: case["agree_draft"], 1: case["agree_qualifier"]}, tokens=150), Regime({0: 0.0, 1: 0.0})]
+    plant = Plant(costs, regimes if case["shift"] else regimes[:1], seed=case["seed"], noise=0.0, overhead=0.0)
+    controller = make_controller(case["name"], None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), measured=True))
+    worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
+    assert worst <= min(shortest_probes(plant, [0, 1], case["prompt"] + case["tokens"])) + 1e-9
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(case=plants)
+def test_without_measured_costs_every_draft_may_be_looked_at_once(case: dict) -> None:
+    """A guessed cost may be wrong before the first look, and only then."""
+    costs = {0: row(0.04 * case["draft"], case["slope"]), 1: row(0.04 * case["qualifier"], case["slope"]), 2: row(0.04, case["slope"])}
+    plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], seed=case["seed"], noise=0.0)
+    controller = make_controller(case["name"], None, default_config(3), Pool.of(3, {0: 10, 1: 30, 2: 100}, None))
+    worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
+    assert worst <= sum(shortest_probes(plant, [0, 1], case["prompt"] + case["tokens"])) + 1e-9
+
+
+def test_useless_drafts_cost_less_than_three_per_cent() -> None:
+    costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
+    for tokens in (100, 800):
+        plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
+        stats = run(plant, make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True)), tokens, 64)
+        alone = tokens * 0.040 + plant.costs.seconds(2, 64) - 0.040
+        assert alone / stats.seconds >= 0.97
+        assert any("target worked alone" in note for note in stats.notes)
+
+
+def test_account() -> None:
+    account = Account()
+    account.book(1.0, 1.0)
+    assert account.left(0.5) == 0.02 + 0.5
+    account.book(1.0, 0.9)
+    assert abs(account.left(0.0) - (0.04 - 0.1)) < 1e-12
+    account.book(1.0, 5.0)          # a gain is credit within the request
+    assert account.left(0.0) > 3.9
+    account.start()                 # of which little is carried over
+    assert abs(account.left(0.0) - 2 * 0.06) < 1e-12
+    other = Account()
+    other.load_state_dict(account.state_dict())
+    assert other == account

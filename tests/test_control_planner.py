@@ -1,0 +1,150 @@
+"""The planner on simulated plants. Modelled time only; nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from simulated import Plant, Regime, run
+
+from adaptive_pyramid.control.controller import FixedController
+from adaptive_pyramid.control.defaults import Pool, default_config, make_controller
+from adaptive_pyramid.control.planner import PlannerController
+from adaptive_pyramid.throughput import WIDTHS, CostModel
+
+
+def row(first: float, slope: float = 0.01) -> dict[int, float]:
+    return {width: first * (1 + slope * (width - 1)) for width in WIDTHS}
+
+
+COSTS = {0: row(0.004), 1: row(0.012), 2: row(0.040)}
+LOOKUP_COSTS = {1: row(0.006), 2: row(0.040, 0.02)}
+
+
+def planner(costs=COSTS, measured: bool = True, budget: float | None = None, **options) -> PlannerController:
+    models = tuple(sorted(costs))
+    weights = {tier: int(1e9 * costs[tier][1]) for tier in models}
+    pool = Pool(3, models, CostModel(costs), True) if measured else Pool.of(3, weights, None)
+    made = make_controller("planner", None, default_config(3), pool, budget)
+    return PlannerController(made.arms, pool, budget, **options) if options else made
+
+
+def speed(plant: Plant, controller, requests: int = 4, tokens: int = 250) -> float:
+    total = sum(run(plant, controller, tokens, 32).seconds for _ in range(requests))
+    return requests * tokens / total
+
+
+def best_static(make_plant: Callable[[], Plant], controller: PlannerController, tokens: int = 250) -> float:
+    return max(speed(make_plant(), FixedController(arm), tokens=tokens) for arm in controller.arms)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("agreement", [(0.02, 0.02), (0.75, 0.9), (0.4, 0.9), (0.93, 0.95)])
+def test_comes_close_to_the_best_arm_from_a_cold_start(agreement: tuple[float, float], measured: bool) -> None:
+    def make_plant() -> Plant:
+        return Plant(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=2)
+
+    controller = planner(measured=measured)
+    best = best_static(make_plant, controller)
+    assert speed(make_plant(), controller) > 0.9 * best
+
+
+def test_beats_every_fixed_arm_on_a_text_that_changes() -> None:
+    def make_plant() -> Plant:
+        kinds = ((0.95, 0.97), (0.05, 0.2), (0.9, 0.95), (0.05, 0.85))
+        return Plant(COSTS, [Regime({0: draft, 1: qualifier}, tokens=400) for draft, qualifier in kinds], seed=4)
+
+    controller = planner()
+    best = best_static(make_plant, controller, tokens=400)
+    assert speed(make_plant(), controller, tokens=400) > 1.03 * best
+    assert controller.estimates.changes >= 2
+
+
+def test_lengthens_on_repetitive_text() -> None:
+    plant = Plant(LOOKUP_COSTS, [Regime({0: 0.97, 1: 0.6}, hit={0: 0.9})], seed=1)
+    controller = planner(LOOKUP_COSTS)
+    run(plant, controller, 400, 64)
+    stats = run(plant, controller, 400, 64)
+    used = [block.config for block in stats.blocks if len(block.config.route) > 1]
+    assert sum(config.stages[-1].length >= 8 for config in used) > 0.9 * len(stats.blocks)
+
+
+def test_moods_pay_on_bursty_text() -> None:
+    def make_plant() -> Plant:
+        return Plant(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=3)
+
+    controller = planner()
+    best = best_static(make_plant, controller)
+    assert speed(make_plant(), controller) > best
+
+
+def test_counterfactuals_save_time() -> None:
+    def seconds(counterfactual: bool) -> float:
+        total = 0.0
+        for agreement in ((0.02, 0.02), (0.4, 0.9), (0.75, 0.9), (0.93, 0.95)):
+            for seed in range(3):
+                plant = Plant(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=seed)
+                total += run(plant, planner(counterfactual=counterfactual), 400, 32).seconds
+        return total
+
+    assert seconds(True) < 0.99 * seconds(False)
+
+
+def test_a_drift_budget_is_spent_and_buys_speed() -> None:
+    def make_plant(budget: float | None) -> Plant:
+        return Plant(COSTS, [Regime({0: 0.6, 1: 0.8})], seed=6, drift_budget=budget)
+
+    lossless = speed(make_plant(None), planner())
+    plant, controller = make_plant(0.1), planner(budget=0.1)
+    run(plant, controller, 250, 32)
+    stats = run(plant, controller, 400, 32)
+    assert 0.05 < stats.mean_drift <= 0.1
+    assert min(block.budget_left for block in stats.blocks) >= 0
+    assert stats.tokens_per_second > 1.1 * lossless
+
+
+def test_every_block_carries_its_reason_and_a_good_prediction() -> None:
+    plant = Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
+    stats = run(plant, planner(), 400)
+    assert all(block.decision.reason for block in stats.blocks)
+    assert all(block.decision.predicted_tokens > 0 for block in stats.blocks)
+    assert stats.prediction_error < 0.15
+    text = stats.explain(last=5)
+    assert "tokens/s expected" in text and "block times were predicted to" in text and "ALARM" not in text
+
+
+def test_insertion_advice_is_in_the_notes() -> None:
+    plant = Plant(COSTS, [Regime({0: 0.7, 1: 0.97})], seed=1)
+    stats = run(plant, planner(), 600)
+    assert any(len(block.config.route) == 3 for block in stats.blocks)
+    assert any("insertion theorem" in note for note in stats.notes)
+
+
+def test_state_goes_on_where_it_was_saved() -> None:
+    plant = Plant(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
+    first, second = planner(), planner()
+    run(plant, first, 400)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    stats = run(plant, second, 300)
+    assert sum(len(block.config.route) == 1 for block in stats.blocks) == 0
+    assert sum(block.config.stages[-1].length >= 6 for block in stats.blocks) > 0.8 * len(stats.blocks)
+    with pytest.raises(ValueError, match="belongs to other arms"):
+        planner(LOOKUP_COSTS).load_state_dict(first.state_dict())
+
+
+def test_controllers_repeat_themselves() -> None:
+    def configs() -> list[str]:
+        plant = Plant(COSTS, [Regime({0: 0.7, 1: 0.9})], seed=8)
+        return [block.config.label for block in run(plant, planner(), 300).blocks]
+
+    assert configs() == configs()
+
+
+def test_a_pinned_route_only_varies_lengths() -> None:
+    pool = Pool(3, (0, 1, 2), CostModel(COSTS), True)
+    controller = make_controller("planner", (0, 1, 2), default_config(3).with_stage(2, tau=0.3), pool)
+    stats = run(Plant(COSTS, [Regime({0: 0.1, 1: 0.1})], seed=1), controller, 100)
+    assert {block.config.route for block in stats.blocks} == {(0, 1, 2)}
+    assert {block.config.tau_T for block in stats.blocks} == {0.3}
+    assert len({block.config for block in stats.blocks}) > 1
