@@ -36,8 +36,10 @@ class Finals:
     def winner(self) -> int:
         return max(range(len(self.tallies)), key=lambda index: self.tallies[index].ratio)
 
-    def over_hugging_face(self, index: int) -> float:
-        """tokens/s of a finalist over those of Hugging Face `generate`."""
+    def over_hugging_face(self, index: int) -> float | None:
+        """tokens/s of a finalist over those of Hugging Face `generate`; None if that was not timed."""
+        if not self.hugging_face:
+            return None
         theirs = sum(len(run.ids) for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
@@ -50,10 +52,13 @@ def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence
     turn = 0
     for question in questions:
         for prompt, answer in zip(question.prompts, question.answers):
-            runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt), lambda: bench.hugging_face(prompt)]
+            runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt)]
             runs += [lambda config=config: bench.run(prompt, config) for config in configs]
-            ar, theirs, *own = in_rotation(runs, turn)
-            finals.hugging_face.append(theirs)
+            if bench.price is None:
+                runs.append(lambda: bench.hugging_face(prompt))
+            ar, *own = in_rotation(runs, turn)
+            if bench.price is None:
+                finals.hugging_face.append(own.pop())
             for tally, timed in zip(finals.tallies, own):
                 tally.add(ar, timed, len(answer))
             turn += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import Acceptance, CostModel, ThroughputModel
 
 from tuning.replay import Replay
@@ -51,6 +52,11 @@ class Prior:
                 self._alone = self.replay.play(config.with_route((config.target,))).tokens_per_second
             self._known[config] = Prediction(own.tokens_per_second / self._alone, self._formula(config))
         return self._known[config]
+
+    def block_seconds(self, block: BlockStats) -> float:
+        """What a real block should have taken, by its forwards and the cost table: the clock `model`."""
+        forwards = sum(self.costs.seconds(forward.tier, forward.width) for forward in block.forwards)
+        return forwards + self.overhead * len(block.verifications)
 
     def ranked(self, candidates: Sequence[PyramidConfig], progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
         """Best first; of equally good ones the shorter route, the smaller taus and lengths first.

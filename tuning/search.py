@@ -14,7 +14,7 @@ from pathlib import Path
 
 from adaptive_pyramid.errors import unknown_name
 
-from tuning.settings import Limits, Settings, choose_examples
+from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
 
 INTERRUPTED = 130   # the shell's code for Ctrl-C
 
@@ -49,6 +49,10 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--min-score", type=float, help="least task score of a usable config")
     cli.add_argument("--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)")
     cli.add_argument("--max-drift", type=float, help="most mean drift per token, in nats")
+    cli.add_argument("--sampler", default="gp", metavar="|".join(SAMPLERS), help="chooses the trials after the prior's (default %(default)s)")
+    cli.add_argument("--min-gain", type=float, default=0.0, help="end early when less than this share is expected to be gained (gp only)")
+    cli.add_argument("--clock", default="wall", metavar="|".join(CLOCKS), help="model: price the forwards with the cost table (default %(default)s)")
+    cli.add_argument("--multi-objective", action="store_true", help="speed and score together: no limits, no pruning")
     cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
     return cli
 

@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 import torch
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
 from adaptive_pyramid.decoding.method import Method, resolve
@@ -30,6 +30,7 @@ from tuning.finals import FINALISTS, Finals, make_profile, play_finals
 from tuning.measure import Bench
 from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
 from tuning.prior import Prior
+from tuning.sampler import PriorSampler
 from tuning.settings import Limits, Settings, choose_examples
 from tuning.space import Space
 from tuning.tasks import Task
@@ -71,11 +72,11 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
     bench = Bench(pyramid, method, settings.max_new_tokens)
     out = settings.out or Path(f"{task.name}.yaml")
     limits = settings.limits
-    if not method.lossless and limits.max_score_loss is None:
+    if not method.lossless and not settings.multi_objective and limits.max_score_loss is None:
         limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
     url = settings.storage or storage.default_storage(out)
     record = _record(settings, task, measured, family, bench, limits)
-    study = _open(url, out.stem, record, settings.seed)
+    study = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
     return Search(settings, task, measured, calibration, family, bench, space, limits, study, url, out, steps)
 
 
@@ -100,8 +101,12 @@ class Search:
         """Calibrate, run the trials, write profile and tables. Ctrl-C during the trials ends them and keeps the rest."""
         prior = self._prior()
         questions = self._questions()
-        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node())
+        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node(),
+                              with_score=self.settings.multi_objective)
         self._enqueue(prior)
+        self.study.sampler = self._sampler(prior)
+        if self.settings.clock == "model":
+            self.bench.price = prior.block_seconds
         interrupted, finals = False, None
         try:
             with self.steps.step("trials"):
@@ -159,15 +164,34 @@ class Search:
             self.study.set_user_attr("enqueued", True)
         storage.requeue_interrupted(self.study)
 
+    def _sampler(self, prior: Prior) -> optuna.samplers.BaseSampler:
+        """What chooses the trials after the queued ones."""
+        # Another seed after every resumption: the same one would draw the same numbers again.
+        seed = self.settings.seed + len(self.study.get_trials(deepcopy=False))
+        if self.settings.multi_objective:
+            note("Two objectives: no trial is pruned" + (", and TPE chooses, since the sampler gp models one." if self.settings.sampler == "gp" else "."))
+        if self.settings.sampler == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        if self.settings.sampler == "gp" and not self.settings.multi_objective:
+            return PriorSampler(self.space, prior, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=True, group=True)
+
     def _trials(self, objective: Objective) -> None:
         """Run trials until the study holds as many finished ones as asked for."""
         left = self.settings.trials - len(storage.finished(self.study))
         if left <= 0:
             return
 
-        def tell(_: optuna.Study, trial: FrozenTrial) -> None:
+        def tell(study: optuna.Study, trial: FrozenTrial) -> None:
             for row in results.rows([trial], self.family.tier_names):
                 note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), predicted {row['predicted']}")
+            if self.settings.min_gain and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                gain = study.sampler.expected_gain(study)
+                if gain < self.settings.min_gain:
+                    note(f"The next trial is expected to gain {gain:.2%}, less than --min-gain {self.settings.min_gain:.2%}: the study ends here.")
+                    study.stop()
 
         with progress_bar("trials", left * len(objective.questions)) as advance:
             objective.progress = advance
@@ -193,7 +217,7 @@ class Search:
         errors = {name: results.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
             "name": self.study.study_name, **self.study.user_attrs["settings"], "label": self.task.label,
-            "trials": len(trials), "best_trial": trial.number, "best_trial_ratio": trial.value,
+            "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number, "best_trial_ratio": trial.user_attrs["ratio"],
             "remeasured": finals is not None, "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
             "workers": sorted({trial.user_attrs["worker"] for trial in trials}), "threads": torch.get_num_threads(),
         }
@@ -216,18 +240,14 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
     return {
         "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name, "seed": settings.seed,
         "questions": settings.questions, "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "questions_sha256": hashlib.sha256(chats.encode()).hexdigest()[:16],
+        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective, "questions_sha256": hashlib.sha256(chats.encode()).hexdigest()[:16],
         "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__, **here["versions"]},
     }
 
 
-def _open(url: str, name: str, record: dict[str, Any], seed: int) -> optuna.Study:
+def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)
-        study = storage.open_study(url, name, record, pruner)
-        # Another seed after every resumption: the same one would draw the same numbers again.
-        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=4,
-                                                   multivariate=True, group=True)
-    return study
+        return storage.open_study(url, name, record, pruner, objectives)
