@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +28,13 @@ class Sampler:
     Args:
         do_sample: False = greedy, where laws are point masses on the argmax.
         processors: Hugging Face processors in the order `generate` applies them; each sees the ids before its position.
+        padding: pads that stood before the prompt: no model reads them, but processors count them, as in `generate`.
     """
 
-    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None) -> None:
+    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None, padding: Iterable[int] = ()) -> None:
         self.do_sample = do_sample
         self.processors = list(processors or [])
+        self.padding = list(padding)
 
     def scores(self, logits: torch.Tensor, sequence: Sequence, tail: Tokens) -> torch.Tensor:
         """Processed scores, float32 [m, V].
@@ -48,7 +51,7 @@ class Sampler:
                 continue
             if ids is None:
                 scores = scores.clone()   # nobody knows what a processor of the user's writes to
-                known = torch.tensor(sequence.ids, dtype=torch.long, device=logits.device)
+                known = torch.tensor([*self.padding, *sequence.ids], dtype=torch.long, device=logits.device)
                 ids = torch.cat([known, tail.tensor(logits.device)])[None]
             end = ids.shape[1] - len(logits) + 1
             rows = [processor(ids[:, : end + i], scores[i : i + 1]) for i in range(len(logits))]
