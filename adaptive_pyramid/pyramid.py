@@ -171,7 +171,8 @@ class AdaptivePyramid:
         """The pyramid as the loop of `target.generate(..., custom_generate=pyramid.custom_generate)`.
 
         Sampling, processors and stop rules are those that `generate` prepared. Its interface never passes the streamer
-        on and takes ids alone back: for statistics and streaming use `AdaptivePyramid.generate`.
+        on, loses the tokenizer that stop_strings need, and takes ids alone back: for streaming, stop strings and
+        statistics use `AdaptivePyramid.generate`.
         """
         if model is not self.decoder.tiers[-1]:
             raise ValueError("custom_generate belongs to the pyramid's own target; call generate() on that model")
@@ -226,6 +227,9 @@ class AdaptivePyramid:
             stop_text = StopText(tokenizer, [strings] if isinstance(strings, str) else strings)
         if ours.get("seed") is not None:
             ours["seed"] = check_int("seed", ours["seed"], 0) + row
+        allowed = ours.get("prefix_allowed_tokens_fn")
+        if allowed is not None:
+            ours["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)   # rows run one by one, as batches of one
         limit = self.decoder.scorers[self.decoder.target].max_context
         request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
         return self._start(request, own, stop_text, on_block)

@@ -208,7 +208,7 @@ def prepared_requests(prompts: Sequence[Prompt], processors: LogitsProcessorList
     ]
 
 
-def _of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
+def _of_row(processor: LogitsProcessor, row: int, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A processor of a whole batch, usable on its row alone: some keep a state per row (where the padding ends, say)."""
     if rows == 1:
         return processor
