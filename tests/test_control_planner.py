@@ -141,6 +141,30 @@ def test_controllers_repeat_themselves() -> None:
     assert configs() == configs()
 
 
+def test_a_draft_that_could_not_pay_for_its_prefill_any_more_stays_out() -> None:
+    def used(prompt: int, tokens: int) -> bool:
+        source = Plant(COSTS, [Regime({0: 0.9, 1: 0.9})], seed=1)
+        controller = planner()
+        for _ in range(3):
+            run(source, controller, 400, 32)
+        stats = run(source, controller, tokens, prompt)
+        return any(0 in block.config.tiers for block in stats.blocks)
+
+    assert used(prompt=2000, tokens=400)
+    assert not used(prompt=2000, tokens=2)
+
+
+def test_first_steps_are_short() -> None:
+    controller = planner()
+    stats = run(Plant(COSTS, [Regime({0: 1.0, 1: 1.0})], seed=1), controller, 100)
+    drafted = [block.config.stages[-1].length for block in stats.blocks if block.config.route == (0, 2)]
+    assert drafted[:4] == [1, 2, 4, 8]
+    refused = planner()
+    stats = run(Plant(COSTS, [Regime({0: 0.0, 1: 0.0})], seed=1), refused, 300)
+    lengths = [stage.length for block in stats.blocks for stage in block.config.normalized().stages]
+    assert max(lengths) == 1 and any(len(block.config.route) > 1 for block in stats.blocks)
+
+
 def test_a_pinned_route_only_varies_lengths() -> None:
     pool = Pool(3, (0, 1, 2), CostModel(COSTS), True)
     controller = make_controller("planner", (0, 1, 2), default_config(3).with_stage(2, tau=0.3), pool)
