@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 
 from tuning.measure import Bench, Timed, in_rotation
@@ -98,7 +99,7 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
         task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
         rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured, costs=prior.costs,
         device=here["device"], dtype=here["dtype"], versions={name: str(number) for name, number in here["versions"].items()},
-        revisions={name: source_text(source) for name, source in family.sources.items()}, study=dict(study))
+        revisions={name: source_text(family.sources[name], model) for name, model in zip(family.tier_names, family.models)}, study=dict(study))
 
 
 def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
@@ -111,10 +112,10 @@ def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
     return replace(config, stages=stages)
 
 
-def source_text(source: Mapping[str, Any] | str) -> str:
-    """Where a tier came from, in one line."""
-    if isinstance(source, str):
-        return source
+def source_text(source: Mapping[str, Any], model: Any) -> str:
+    """Where a tier came from, in one line: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
+    if isinstance(model, Lookup):
+        return f"lookup: max_ngram {model.max_ngram}, min_ngram {model.min_ngram}"
     if "wheel" in source:
         wheel = source["wheel"]
         return f"{wheel['package']}=={wheel['version']} sha256:{wheel['sha256']}"

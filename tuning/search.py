@@ -8,34 +8,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from adaptive_pyramid.errors import unknown_name
-
+from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
 from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
-
-INTERRUPTED = 130   # the shell's code for Ctrl-C
-
-
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one sentence, with the nearest option for an unknown one."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            self.error(unknown_name("option", unknown[0].split("=")[0], options))
-        return found
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = _Parser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("--task", required=True, help="a task's name, or the path of its YAML file")
     cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
     cli.add_argument("--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)")
@@ -57,26 +39,13 @@ def parser() -> argparse.ArgumentParser:
     return cli
 
 
-@contextmanager
-def _one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
-    """What users can get wrong becomes one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        cli.error(" ".join(str(error).split()))
-    except RuntimeError as error:
-        if type(error).__name__ != "FamilyUnavailable":   # by name: importing the class would import torch
-            raise
-        cli.error(" ".join(str(error).split()))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the search; returns the exit code."""
     cli = parser()
     given = vars(cli.parse_args(arguments))
     limits = {name: given.pop(name) for name in ("min_score", "max_score_loss", "max_drift")}
     try:
-        with _one_sentence(cli):
+        with one_sentence(cli):
             settings = Settings(**given, limits=Limits(**limits))
             examples = choose_examples(settings)
             # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
