@@ -120,7 +120,7 @@ class KeyedNoise:
             keyed = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, position]))
             exponential = keyed.standard_exponential(self.vocab_size, dtype=np.float32)
             row = self._rows[position] = torch.from_numpy(exponential).clamp_min_(1e-30).reciprocal_()
-            if len(self._rows) > 512:
+            if len(self._rows) > 64:   # made again if needed: a row is as wide as the vocabulary
                 self._rows.popitem(last=False)
         return row
 
