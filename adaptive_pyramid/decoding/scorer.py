@@ -216,6 +216,8 @@ def check_croppable(model: PreTrainedModel, tier: int) -> None:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"tier {tier}: {name} is an encoder-decoder model; expected a decoder-only causal LM")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"tier {tier}: {name} has no language-model head; expected a causal LM, as AutoModelForCausalLM loads it")
     text_config = config.get_text_config()
     kinds = set(getattr(text_config, "layer_types", None) or [])
     recurrent = {kind for kind in kinds if "attention" not in kind or "linear" in kind}
