@@ -52,7 +52,9 @@ def cost_table(decoder: PyramidDecoder, ids: Sequence[int], context: int = CONTE
             scorer.logits(Text(text[:context]), Tokens(), last=1)
         costs = measure_costs(forward, list(decoder.scorers), widths, repeats, progress)
     decoder.clear_caches()
-    return costs
+    # Prompts are priced by going on with the last slope. On a busy machine noise can make that negative, and a long
+    # prompt then costs less than nothing.
+    return CostModel({tier: {**row, max(row): max(row.values())} for tier, row in costs.table.items()})
 
 
 def cost_forwards(decoder: PyramidDecoder) -> int:
