@@ -14,12 +14,15 @@ from tiny import (
     ARCHITECTURES, BOS, EOS, GPT2_POSITIONS, PAD, VOCAB, WINDOW, graded_family, perturbed, tiny_model, tiny_tokenizer,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModel, OpenAIGPTConfig, OpenAIGPTLMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration,
+)
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.output import Detokenizer, StopText
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.request import GenerationRequest
@@ -373,6 +376,9 @@ def test_models_that_cannot_be_rolled_back_are_refused(llamas):
     headless = AutoModel.from_config(llamas[0].config)
     with pytest.raises(ValueError, match="tier 0: LlamaModel has no language-model head"):
         AdaptivePyramid([headless, llamas[-1]])
+    uncached = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="OpenAIGPTLMHeadModel takes no key/value cache"):
+        AdaptivePyramid([uncached, llamas[-1]])
 
 
 def test_foreign_candidate_generators(llamas):
@@ -390,6 +396,27 @@ def test_foreign_candidate_generators(llamas):
 
     with pytest.raises(ValueError, match="requires_model_outputs=True"):
         AdaptivePyramid([NeedsHiddenStates(max_length=200), target])
+
+
+@pytest.mark.parametrize("how", ["greedy", "sampled", "keyed"])
+def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
+    """A lookup copies what it finds; banned words, min_new_tokens and top_k hold whatever tau allows."""
+    prompt = [5, 6, 7, 8] * 5
+    keywords = {"max_new_tokens": 16, "bad_words_ids": [[7]], "eos_token_id": 8, "min_new_tokens": 12,
+                **({} if how == "greedy" else {"do_sample": True, "top_k": 5, "temperature": 2.0})}
+    method = {"greedy": Method("loose", "fuzzy", "fuzzy"), "sampled": Method("loose", "exact", "relaxed"),
+              "keyed": Method("loose", "fuzzy", "fuzzy")}[how]
+    copied = 0
+    for tiers, config in (([Lookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
+                          ([Lookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0]))):
+        pyramid = AdaptivePyramid(tiers, method=method, config=config, control="fixed")
+        for seed in range(6):
+            out = pyramid.generate(prompt, seed=seed, output_scores=True, **keywords)
+            assert 7 not in out.ids and 8 not in out.ids[:12]
+            if len(tiers) == 2:     # a model's own draw may leave the target's top_k: it obeys its own
+                assert all(scores[0, token] > -torch.inf for token, scores in zip(out.ids, out.scores))
+            copied += out.stats.tokens_by_tier.get(0, 0)
+    assert copied > 10
 
 
 def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():

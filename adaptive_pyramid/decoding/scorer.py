@@ -80,6 +80,8 @@ class Scorer:
         self.log: list[Forward] = []
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
+        if not {"cache", "past_key_values"} & parameters.keys():
+            raise ValueError(f"tier {tier}: {type(model).__name__} takes no key/value cache; expected a model that `generate` can run with one")
         self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # newer and older transformers
         self._keeps_few_logits = "logits_to_keep" in parameters
         self.clear()
