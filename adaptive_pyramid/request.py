@@ -83,7 +83,7 @@ class GenerationRequest:
         """Why generation ends with `ids` (prompt and output so far), if it does; EOS and length are the decoder's."""
         if self.stop_text is not None and self.stop_text(ids[len(self.prompt_ids) :]):
             return "stop_string"
-        if self.criteria and bool(self.criteria(torch.tensor([[*self.padding, *ids]]), (scores,)).all()):
+        if self.criteria and bool(self.criteria(torch.tensor([[*self.padding, *ids]], device=scores.device), (scores,)).all()):
             return "stopping_criteria"
         return None
 
