@@ -144,6 +144,9 @@ def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path) -> 
     trials = storage.finished(load_study(out))
     assert len(trials) == 7 and [(trial.number, trial.value) for trial in trials][: len(kept)] == kept
     assert Profile.load(out).study["trials"] == 7
+    # What Ctrl-C cut short was measured in the second run.
+    broken = [trial.params for trial in load_study(out).trials if trial.state == TrialState.FAIL]
+    assert broken and all(params in [trial.params for trial in trials] for params in broken)
 
 
 def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:

@@ -19,6 +19,7 @@ from tuning.prior import Prior
 from tuning.results import config_of
 
 FINALISTS = 2
+FINAL_QUESTIONS = 6   # enough to undo most of the luck, and half a trial's time per finalist
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Finals:
 
 def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence[FrozenTrial],
                 progress: Callable[[], None] = lambda: None) -> Finals:
-    """Time `ar`, Hugging Face and every finalist on each question, each going first in turn."""
+    """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn."""
     finals = Finals(list(finalists), [Tally() for _ in finalists])
     configs = [config_of(trial) for trial in finalists]
     turn = 0

@@ -130,7 +130,7 @@ class _Decoding:
         return tokens
 
     def _forward(self, tier: int, tail: list[int]) -> None:
-        """Count a forward of `tier` over what it has not cached of the text and `tail`; at least its last len(tail) + 1."""
+        """Count a forward of `tier` over what it has not cached of the text and `tail`; at least the newest token."""
         cached = self.cached.get(tier)
         fed = [*self.text, *tail]
         keep = 0
@@ -142,9 +142,8 @@ class _Decoding:
             self.agreed[tier] = min(keep, self.verified)
         else:
             self.agreed[tier] = 0
-        # Position p's logits need the token before it, so the newest token is fed again if it was all cached.
-        wanted = len(tail) + 1 if tier in self.config.route[1:] or len(self.config.route) == 1 else 1
-        keep = min(keep, len(fed) - wanted)
+        # Position p's logits need the token before it, so the newest token is fed again where it was cached.
+        keep = min(keep, len(fed) - 1)
         width = len(fed) - keep if cached is not None else len(fed) + self.trace.prompt_length
         self.played.forwards[tier, width] += 1
         self.cached[tier] = fed

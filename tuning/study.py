@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import warnings
 from collections.abc import Sequence
@@ -21,17 +19,16 @@ from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
-from adaptive_pyramid.throughput import CostModel
 
 from tuning import measure, results, storage, traces
 from tuning.console import Steps, note, progress_bar
 from tuning.examples import Example
-from tuning.finals import FINALISTS, Finals, make_profile, play_finals
+from tuning.finals import FINAL_QUESTIONS, FINALISTS, Finals, make_profile, play_finals
 from tuning.measure import Bench
 from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
 from tuning.prior import Prior
 from tuning.sampler import PriorSampler
-from tuning.settings import Limits, Settings, choose_examples
+from tuning.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.space import Space
 from tuning.tasks import Task
 
@@ -126,8 +123,7 @@ class Search:
         if known is None:
             known = self._calibrate()
             self.study.set_user_attr("prior", known)
-        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in known["costs"].items()}
-        return Prior([traces.Trace.from_dict(trace) for trace in known["traces"]], CostModel(costs), self.bench.method, known["overhead"])
+        return Prior.from_dict(known, self.bench.method)
 
     def _calibrate(self) -> dict[str, Any]:
         decoder = self.bench.pyramid.decoder
@@ -201,8 +197,8 @@ class Search:
         finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
-        with progress_bar("finals", len(questions)) as advance:
-            return play_finals(self.bench, questions, finalists, advance)
+        with progress_bar("finals", len(questions[:FINAL_QUESTIONS])) as advance:
+            return play_finals(self.bench, questions[:FINAL_QUESTIONS], finalists, advance)
 
     def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
         """Print and write the table, and the profile of the best trial; None if no trial is usable."""
@@ -236,11 +232,10 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
             limits: Limits) -> dict[str, Any]:
     """What must not change when a study is resumed."""
     here = bench.pyramid.description()
-    chats = json.dumps([[example.system, example.history, example.turns] for example in measured])
     return {
         "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name, "seed": settings.seed,
         "questions": settings.questions, "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective, "questions_sha256": hashlib.sha256(chats.encode()).hexdigest()[:16],
+        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective, "questions_sha256": questions_digest(measured),
         "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__, **here["versions"]},
     }
 
