@@ -152,7 +152,9 @@ class GuardedController:
             return arm, self.arms[arm], reason
         if not self.meter.calibrated:
             return self.fallback, self.arms[self.fallback], "measuring target-only decoding"
-        left = self.account.left(self._shortest_probe())
+        # The advance does not shrink once it is spent, on a cache that caught up, say: the same one goes on being owed.
+        self.account.advance = max(self.account.advance, self._shortest_probe())
+        left = self.account.left
         payable: dict[Route, bool] = {}
         for arm, reason in self._rank():
             config = self.arms[arm]
@@ -172,7 +174,7 @@ class GuardedController:
             if not payable[route]:
                 continue
             cap = self._caps.get(route, 1)
-            for allowed in (cap, cap // 2, 1):
+            for allowed in dict.fromkeys((cap, max(1, cap // 4), 1)):
                 version = self._versions[arm][allowed] if allowed in LADDER else config
                 if self._price(version) <= left:
                     return arm, version, reason if version == config else f"{reason}, at length {allowed}"
@@ -190,9 +192,10 @@ class GuardedController:
         return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 
     def _climb(self, block: BlockStats) -> None:
-        """Move the route's cap after a block: up if the target accepted something, down if it refused everything."""
+        """Raise the route's cap after a block in which the target accepted something."""
         route = block.config.route
         cap = self._caps.get(route, 1)
         if len(route) == 1 or cap > LADDER[-1] or not block.verifications or not block.verifications[-1].proposed:
             return
-        self._caps[route] = 2 * cap if block.verifications[-1].accepted else max(1, cap // 2)
+        if block.verifications[-1].accepted:
+            self._caps[route] = 2 * cap
