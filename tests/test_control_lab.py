@@ -63,3 +63,10 @@ def test_bad_options(lab) -> None:
         lab.main(["--plants", "nowhere"])
     with pytest.raises(SystemExit):
         lab.main(["--seeds", "0"])
+
+
+def test_speed_benchmark_runs(lab, capsys: pytest.CaptureFixture) -> None:
+    import control_speed
+
+    control_speed.main(["--blocks", "20"])
+    assert "planner" in capsys.readouterr().out

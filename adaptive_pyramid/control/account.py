@@ -11,12 +11,15 @@ from ..errors import check_keys, check_number
 
 @dataclass
 class Account:
-    """Keeps `excess <= share * elapsed + advance` at the end of every block.
+    """Keeps `excess <= share * elapsed + advance` at the end of every block, and `excess <= share * elapsed` at the end.
 
     Args:
         share: of all elapsed time that may be lost. elapsed: seconds booked so far. excess: seconds above what
             target-only decoding would have taken for the same tokens; negative after gains.
         advance: the price of one shortest probe, seconds, without which nothing could start.
+
+    The advance is the price of one shortest probe, and is only paid if the account will have earned it by the end of the
+    request. So a long prompt, which every draft has to read, is not read for a short answer on the off-chance.
 
     Gains pay back losses and earn credit, but from one request to the next at most `share * elapsed` of credit is
     carried: what an earlier text gained is no licence to waste time on this one.
@@ -36,10 +39,9 @@ class Account:
         self.elapsed += seconds
         self.excess += seconds - fair
 
-    @property
-    def left(self) -> float:
-        """Seconds that may be lost now."""
-        return self.share * self.elapsed + self.advance - self.excess
+    def left(self, ahead: float) -> float:
+        """Seconds that may be lost now; `ahead`: seconds that target-only decoding would still take for the request."""
+        return self.share * self.elapsed + min(self.advance, self.share * ahead) - self.excess
 
     def state_dict(self) -> dict[str, float]:
         return asdict(self)
