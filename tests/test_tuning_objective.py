@@ -122,6 +122,16 @@ def test_what_a_trial_remembers() -> None:
     assert results.median_error([trial]) == 0.25
 
 
+def test_the_front_holds_what_nothing_else_beats() -> None:
+    points = [(1.0, 0.9), (1.5, 0.9), (2.0, 0.5), (2.0, 0.4), (1.9, 0.5), (2.5, 0.5)]
+    trials = []
+    for number, (ratio, score) in enumerate(points):
+        trial = optuna.trial.create_trial(value=ratio, user_attrs={"ratio": ratio, "score": {"value": score}})
+        trial.number = number
+        trials.append(trial)
+    assert results.front(trials) == {1, 5}
+
+
 def test_two_objectives() -> None:
     trial = trial_of(objective("psd_f", with_score=True))
     assert trial.values == [2.0, 0.5] and not trial.intermediate_values

@@ -11,7 +11,7 @@ import pytest
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
 from tuning.prior import Prediction
-from tuning.sampler import PriorSampler, expected_improvement
+from tuning.sampler import PriorSampler, _regress, expected_improvement
 from tuning.space import Space
 
 ROUTES = ((2,), (0, 2), (1, 2), (0, 1, 2))
@@ -121,10 +121,18 @@ def test_pruned_trials_teach_too_and_failed_ones_do_not() -> None:
     routes = {trial.params["route"] for trial in study.trials}
     assert len(routes) > 1   # learned that the prior's favourite disappoints
     assert sampler.expected_gain(study) == math.inf   # but nothing usable was measured
+    assert len({str(trial.params) for trial in study.trials}) == 4   # and none of them is tried again
 
 
 def test_the_same_history_gives_the_same_choice() -> None:
     assert [trial.params for trial in run(6)[0].trials] == [trial.params for trial in run(6)[0].trials]
+
+
+def test_noise_is_no_reason_to_hope() -> None:
+    noise = np.random.default_rng(0).normal(0.0, 0.05, 40)
+    mean, spread = _regress(np.zeros((40, 2)), 0.2 + noise, np.array([[0.0, 0.0], [9.0, 9.0]]), 0.15)
+    assert mean[0] == pytest.approx(0.2, abs=0.03) and spread[0] < 0.02   # the mean of 40 is known better than any one of them
+    assert spread[1] > 0.05
 
 
 @pytest.mark.parametrize("mean, spread, best", [(0.1, 0.2, 1.2), (-0.5, 0.1, 1.0), (0.3, 0.0, 1.0), (0.0, 0.5, 2.0)])

@@ -130,7 +130,10 @@ class _Decoding:
         return tokens
 
     def _forward(self, tier: int, tail: list[int]) -> None:
-        """Count a forward of `tier` over what it has not cached of the text and `tail`; at least the newest token."""
+        """Count a forward of `tier` over what it has not cached of the text and `tail`.
+
+        That always holds the newest token: whatever was emitted last came from a tier that never feeds itself its own.
+        """
         cached = self.cached.get(tier)
         fed = [*self.text, *tail]
         keep = 0
@@ -142,8 +145,6 @@ class _Decoding:
             self.agreed[tier] = min(keep, self.verified)
         else:
             self.agreed[tier] = 0
-        # Position p's logits need the token before it, so the newest token is fed again where it was cached.
-        keep = min(keep, len(fed) - 1)
         width = len(fed) - keep if cached is not None else len(fed) + self.trace.prompt_length
         self.played.forwards[tier, width] += 1
         self.cached[tier] = fed
