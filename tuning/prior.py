@@ -6,8 +6,9 @@ position to position; the replay knows better, since agreement comes in runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
@@ -43,6 +44,12 @@ class Prior:
 
     def __post_init__(self) -> None:
         self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], method: Method) -> Prior:
+        """From what a study stores of its calibration: traces, costs (tier -> width -> seconds) and overhead."""
+        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
+        return cls([Trace.from_dict(trace) for trace in data["traces"]], CostModel(costs), method, data["overhead"])
 
     def predict(self, config: PyramidConfig) -> Prediction:
         config = config.normalized()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -107,6 +110,12 @@ def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Examp
         raise ValueError(f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
                          f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}")
     return task, task.examples[: settings.questions], task.examples[settings.questions :]
+
+
+def questions_digest(examples: Sequence[Example]) -> str:
+    """What tells two choices of questions apart."""
+    chats = json.dumps([[example.system, example.history, example.turns] for example in examples])
+    return hashlib.sha256(chats.encode()).hexdigest()[:16]
 
 
 def _option(name: str) -> str:
