@@ -1,7 +1,7 @@
 """Tune decoding for one task: `python -m tuning.search --task csqa`.
 
-Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown) and the study
-(SQLite) beside it. The same command goes on where it was stopped.
+Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown), a report (HTML)
+and the study (SQLite) beside it. The same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
+from tuning.report import report_after_search
 from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
 
 
@@ -58,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if outcome.interrupted:
         return INTERRUPTED
-    return 0 if outcome.profile is not None else 1
+    if outcome.profile is None:
+        return 1
+    report_after_search(outcome.out, search.url)
+    return 0
 
 
 if __name__ == "__main__":

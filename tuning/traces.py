@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.divergence import divergence
+from adaptive_pyramid.decoding.divergence import divergence, entropy
 from adaptive_pyramid.decoding.sampling import Sampler
 from adaptive_pyramid.decoding.tiers import Run
 from adaptive_pyramid.decoding.tokens import Sequence as Text, Tokens
@@ -34,6 +34,7 @@ class Trace:
         divergence: (proposer, verifier) -> the method's divergence between both distributions at each position; for a
             proposer without a model, between the verifier's and the point mass on the text's own token.
         found: tier without a model -> the ids it proposes at each position, at most LONGEST_PROPOSAL.
+        entropy: tier with a model -> nats of its distribution at each position.
     """
 
     prompt_length: int
@@ -42,6 +43,7 @@ class Trace:
     regret: dict[int, list[dict[int, float]]]
     divergence: dict[tuple[int, int], list[float]]
     found: dict[int, list[list[int]]]
+    entropy: dict[int, list[float]] = field(default_factory=dict)
 
     def accepts(self, rule: str, tau: float, proposer: int | None, verifier: int, position: int, token: int) -> bool:
         """Whether `verifier` keeps `token`, proposed for `position` by `proposer`, in greedy decoding."""
@@ -60,6 +62,7 @@ class Trace:
             "prompt_length": self.prompt_length, "text": self.text, "best": self.best, "found": self.found,
             "regret": {tier: [[[token, round(value, 5)] for token, value in row.items()] for row in rows]
                        for tier, rows in self.regret.items()},
+            "entropy": {tier: [round(value, 4) for value in values] for tier, values in self.entropy.items()},
             "divergence": [[*pair, [round(value, 5) for value in values]] for pair, values in self.divergence.items()],
         }
 
@@ -70,7 +73,8 @@ class Trace:
 
         return cls(data["prompt_length"], data["text"], by_tier("best"),
                    {tier: [dict(map(tuple, row)) for row in rows] for tier, rows in by_tier("regret").items()},
-                   {(low, high): values for low, high, values in data["divergence"]}, by_tier("found"))
+                   {(low, high): values for low, high, values in data["divergence"]}, by_tier("found"),
+                   by_tier("entropy"))
 
 
 def record(decoder: PyramidDecoder, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], divergence_name: str = "js",
@@ -102,7 +106,7 @@ def _trace(decoder: PyramidDecoder, prompt: list[int], answer: list[int], diverg
     points = point_logits(torch.tensor(answer), decoder.vocab_size)
     compare = divergence(divergence_name)
     distance = {(low, high): compare(rows, logits.get(low, points)).tolist() for high, rows in logits.items() for low in range(high)}
-    return Trace(len(prompt), answer, best, regret, distance, found)
+    return Trace(len(prompt), answer, best, regret, distance, found, {tier: entropy(rows).tolist() for tier, rows in logits.items()})
 
 
 def _regrets(logits: torch.Tensor, proposals: list[list[int]]) -> list[dict[int, float]]:
