@@ -279,7 +279,7 @@ def test_a_draft_that_is_always_wrong_changes_nothing(family):
     stranger = tiny_model("llama", seed=77)
     for sampling in ({}, {"do_sample": True}):
         keywords = {"max_new_tokens": 16, "eos_token_id": None, **sampling}
-        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8])).generate(PROMPT, seed=1, **keywords)
+        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8]), control="fixed").generate(PROMPT, seed=1, **keywords)
         assert out.ids == reference_ids(family[-1], PROMPT, 1, **keywords)
 
 
@@ -384,12 +384,15 @@ def test_models_that_cannot_be_rolled_back_are_refused(llamas):
 def test_foreign_candidate_generators(llamas):
     target = llamas[-1]
     prompt = [5, 6, 7, 8] * 4
+    generator = PromptLookupCandidateGenerator(num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB)
+    pyramid = pyramid_of([generator, llamas[1], target], config=PyramidConfig.simple([4, 4]))
     for sampling in ({}, {"do_sample": True, "top_k": 8}):
-        keywords = {"max_new_tokens": 24, "eos_token_id": None, **sampling}
-        generator = PromptLookupCandidateGenerator(num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB)
-        out = AdaptivePyramid([generator, llamas[1], target], config=PyramidConfig.simple([4, 4])).generate(prompt, seed=2, **keywords)
-        assert out.ids == reference_ids(target, prompt, 2, **keywords)
-        assert any(v.proposer == 0 and v.accepted for block in out.stats.blocks for v in block.verifications)
+        keywords, accepted = {"max_new_tokens": 24, "eos_token_id": None, **sampling}, 0
+        for seed in range(4):
+            out = pyramid.generate(prompt[: 12 + seed], seed=seed, **keywords)
+            assert out.ids == reference_ids(target, prompt[: 12 + seed], seed, **keywords)
+            accepted += sum(v.accepted for block in out.stats.blocks for v in block.verifications if v.proposer == 0)
+        assert accepted > 0
 
     class NeedsHiddenStates(PromptLookupCandidateGenerator):
         requires_model_outputs = True
