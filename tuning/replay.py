@@ -2,8 +2,8 @@
 
 Every tier is a table from position to token. For greedy lossless methods token counts and the target's passes come out
 exactly as real decoding would give them, and for two-tier routes so does every forward. Once a mid tier has left the
-target's text within a block, its further passes there are estimated: at each position it and the tiers below go on as they
-would on the target's text. The same holds behind a drifting acceptance at the target.
+target's text within a block, its further passes there are estimated: at each position it and the tiers below go on as
+they would on the target's text. The same holds behind a drifting acceptance at the target.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Replay:
         played = Played()
         for trace in self.traces:
             _Decoding(trace, config, self.method, played).run()
-        played.seconds = sum(count * self.costs.seconds(tier, width) for (tier, width), count in played.forwards.items())
-        played.seconds += self.overhead * sum(played.rounds.values())
+        priced = (count * self.costs.seconds(tier, width) for (tier, width), count in played.forwards.items())
+        played.seconds = sum(priced) + self.overhead * sum(played.rounds.values())
         return played
 
 
@@ -74,7 +74,7 @@ class _Decoding:
         self.target = config.target
         self.text: list[int] = []                # new tokens so far, a mid tier's tentative ones included
         self.verified = 0
-        self.cached: dict[int, list[int]] = {}   # new tokens in each tier's cache; a missing tier has not read the prompt
+        self.cached: dict[int, list[int]] = {}   # new tokens in each tier's cache; a missing tier has not begun
         self.agreed: dict[int, int] = {}         # how many leading ones of them are known to be final
 
     def run(self) -> None:
@@ -93,7 +93,9 @@ class _Decoding:
         start, best = len(self.text), self.trace.best[tier]
         rule, tau = self.method.rule(tier == self.target), self.config.stage(tier).tau if depth else 0.0
         accepted = 0
-        while accepted < len(proposal) and self.trace.accepts(rule, tau, proposer, tier, start + accepted, proposal[accepted]):
+        for i, token in enumerate(proposal):
+            if not self.trace.accepts(rule, tau, proposer, tier, start + i, token):
+                break
             accepted += 1
         self.played.rounds[tier] += 1
         self.played.accepted[tier] += accepted
