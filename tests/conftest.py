@@ -35,3 +35,16 @@ def embedded_family():
     from adaptive_pyramid.models import families
 
     return families.load("smollm2-135m", dtype="float32", progress=False)
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of a real PostgreSQL server, started for this session."""
+    import postgres
+
+    programs = postgres.server_programs()
+    if programs is None:
+        pytest.skip("postgresql is not installed")
+    pytest.importorskip("psycopg")
+    with postgres.running_server(programs) as url:
+        yield url

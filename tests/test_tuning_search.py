@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def test_the_profile_drives_generate(done, family) -> None:
     assert profile.measured["speed_ratio"] >= 1.0 and profile.measured["speed_ratio_hf"] > 0
     assert profile.revisions["target"] == "repo: tiny, revision: 1"
     assert set(profile.costs.table) == {1, 2} and profile.study["trials"] == 5
+    assert profile.study["workers"] == {platform.node(): [0, 1, 2, 3, 4]}
     pyramid = AdaptivePyramid(family, profile=done.out, control="fixed")
     ids = torch.tensor([[1, 10, 11, 12]])
     expected = family.models[-1].generate(ids, max_new_tokens=20, do_sample=False)

@@ -1,11 +1,15 @@
 """A search over tiny models: `tiny_family()` for tests in this process, a command line for those that need another.
 
-    python tests/tiny_search.py OUT TRIALS [METHOD]
+    python tests/tiny_search.py OUT TRIALS [METHOD [WORKERS]]
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +31,23 @@ def tiny_family() -> Family:
     return Family("tiny", (Lookup(), *models), names, tiny_tokenizer(), (), sources, torch.float64)
 
 
+def deadly_family(marker: Path) -> Family:
+    """The tiny family, but `marker` kills the worker process that finds it in the middle of a trial.
+
+    A file kills once; a directory, which cannot be removed like one, everybody.
+    """
+    family = tiny_family()
+    family.models[-1].register_forward_pre_hook(partial(_die_once, marker))
+    return family
+
+
+def _die_once(marker: Path, *_: object) -> None:
+    if multiprocessing.parent_process() is not None and marker.exists():
+        if marker.is_file():
+            marker.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def search(out: Path, trials: int = 4, method: str = "pyramid", family: Family | None = None, **settings) -> Outcome:
     chosen = {"questions": QUESTIONS, "max_new_tokens": TOKENS, **settings}
     return run_search(Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen), family or tiny_family())
@@ -34,5 +55,6 @@ def search(out: Path, trials: int = 4, method: str = "pyramid", family: Family |
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    outcome = search(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:4])
+    workers = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    outcome = search(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:4], workers=workers, clock="model" if workers > 1 else "wall")
     sys.exit(130 if outcome.interrupted else 0)

@@ -148,13 +148,16 @@ class Objective:
         self._ar_values = self.task.per_example(texts, examples)
         self.ar_score = self.task.score(texts, examples)
 
-    def __call__(self, trial: optuna.Trial) -> float | tuple[float, float]:
+    def __call__(self, trial: optuna.Trial,
+                 claimed: Callable[[], None] = lambda: None) -> float | tuple[float, float]:
+        """Measure a trial; `claimed` is called once its parameters are stored, before the slow part."""
         config = self.space.suggest(trial)
         predicted = self.prior.predict(config)
         trial.set_user_attr("config", config.to_dict())
         trial.set_user_attr("predicted_ratio", predicted.ratio)
         trial.set_user_attr("formula_ratio", predicted.formula_ratio)
         trial.set_user_attr("worker", self.worker)
+        claimed()
         tally = Tally()
         for index, question in enumerate(self.questions):
             for prompt, answer in zip(question.prompts, question.answers):

@@ -55,6 +55,12 @@ def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -
     return statistics.median(errors) if errors else math.nan
 
 
+def measured_by(trials: Sequence[FrozenTrial]) -> dict[str, list[int]]:
+    """worker -> numbers of its trials"""
+    workers = sorted({trial.user_attrs["worker"] for trial in trials})
+    return {worker: [trial.number for trial in trials if trial.user_attrs["worker"] == worker] for worker in workers}
+
+
 def rows(trials: Sequence[FrozenTrial], tier_names: Sequence[str]) -> list[dict[str, str]]:
     """One dict of COLUMNS per finished trial, fastest first."""
     measured = (trial for trial in trials if "ratio" in trial.user_attrs)

@@ -1,7 +1,8 @@
 """Tune decoding for one task: `python -m tuning.search --task csqa`.
 
 Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown), a report (HTML)
-and the study (SQLite) beside it. The same command goes on where it was stopped.
+and the study (SQLite) beside it. The same command goes on where it was stopped; on many machines with one --storage it
+shares the work.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--max-new-tokens", type=int, default=48, help="timed per question (default %(default)s)")
     cli.add_argument("--seed", type=int, default=0, help="of the choice of questions and of the sampler (default %(default)s)")
     cli.add_argument("--out", type=Path, metavar="YAML", help="where the profile goes (default TASK.yaml)")
-    cli.add_argument("--storage", metavar="URL", help="database of the study (default: SQLite beside the profile)")
+    cli.add_argument("--storage", metavar="URL", help="database of the study; on many machines: PostgreSQL (default: SQLite beside the profile)")
     cli.add_argument("--min-score", type=float, help="least task score of a usable config")
     cli.add_argument("--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)")
     cli.add_argument("--max-drift", type=float, help="most mean drift per token, in nats")
     cli.add_argument("--sampler", default="gp", metavar="|".join(SAMPLERS), help="chooses the trials after the prior's (default %(default)s)")
     cli.add_argument("--min-gain", type=float, default=0.0, help="end early when less than this share is expected to be gained (gp only)")
     cli.add_argument("--clock", default="wall", metavar="|".join(CLOCKS), help="model: price the forwards with the cost table (default %(default)s)")
+    cli.add_argument("--workers", type=int, default=1, metavar="N", help="processes that measure; several with --clock model only (default %(default)s)")
     cli.add_argument("--multi-objective", action="store_true", help="speed and score together: no limits, no pruning")
     cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
     return cli

@@ -54,6 +54,7 @@ class Settings:
             sampler `gp` expects to gain less than this share of the best ratio; 0 = never.
         clock: one of CLOCKS; "model" prices the forwards that really happened with the cost table.
         multi_objective: maximise speed and score together, without limits or pruning.
+        workers: processes that measure on this machine; more than one with the clock "model" only.
 
     Raises:
         ValueError, TypeError: an impossible value, named as on the command line.
@@ -75,6 +76,7 @@ class Settings:
     min_gain: float = 0.0
     clock: str = "wall"
     multi_objective: bool = False
+    workers: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("sampler", SAMPLERS), ("clock", CLOCKS)):
@@ -86,8 +88,10 @@ class Settings:
         if self.multi_objective and any(limit is not None for limit in asdict(self.limits).values()):
             raise ValueError("--multi-objective shows the whole front, so it takes no limits; expected none of "
                              + ", ".join(_option(name) for name in asdict(self.limits)))
-        for name, least in (("trials", 1), ("questions", 1), ("max_new_tokens", 2), ("seed", 0)):
+        for name, least in (("trials", 1), ("questions", 1), ("max_new_tokens", 2), ("seed", 0), ("workers", 1)):
             check_int(_option(name), getattr(self, name), least)
+        if self.workers > 1 and self.clock != "model":
+            raise ValueError(f"--workers {self.workers} needs --clock model: two workers cannot time honestly on one machine")
         for name, value in asdict(self.limits).items():
             if value is not None:
                 check_number(_option(name), value, 0.0, math.inf if name == "max_drift" else 1.0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import torch
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 import adaptive_pyramid
 from adaptive_pyramid.decoding.method import Method, resolve
@@ -20,7 +22,7 @@ from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
 
-from tuning import measure, results, storage, traces
+from tuning import console, measure, results, storage, traces
 from tuning.console import Steps, note, progress_bar
 from tuning.examples import Example
 from tuning.finals import FINAL_QUESTIONS, FINALISTS, Finals, make_profile, play_finals
@@ -31,6 +33,8 @@ from tuning.sampler import PriorSampler
 from tuning.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.space import Space
 from tuning.tasks import Task
+from tuning.trials import SharedTrials
+from tuning.workers import WorkersFailed, parent_is_alive, run_workers
 
 PRIOR_SHARE = 2 / 3          # of the trials come from the prior, the others from the sampler
 DEFAULT_SCORE_LOSS = 0.02    # of methods that drift: without a limit, speed alone would drive every tau to its maximum
@@ -64,24 +68,28 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
     steps = Steps()
     task, measured, calibration = examples
     method = resolve(settings.method)
+    out = settings.out or Path(f"{task.name}.yaml")
+    url = storage.checked_url(settings.storage or storage.default_storage(out), settings.workers)
+    given = family
     with steps.step("load the family"):
-        family = family if family is not None else families.load(settings.family)
+        family = given if given is not None else families.load(settings.family)
         pyramid = AdaptivePyramid(family, method=method, control="fixed")
     space = Space.of(method, len(family.models), pyramid.pool().routes())
     bench = Bench(pyramid, method, settings.max_new_tokens)
-    out = settings.out or Path(f"{task.name}.yaml")
     limits = settings.limits
     if not method.lossless and not settings.multi_objective and limits.max_score_loss is None:
         limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
-    url = settings.storage or storage.default_storage(out)
     record = _record(settings, task, measured, family, bench, limits)
-    study = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
-    return Search(settings, task, measured, calibration, family, bench, space, limits, study, url, out, steps)
+    opened = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
+    return Search(settings, task, measured, calibration, family, bench, space, limits, opened, url, out, given, steps)
 
 
 @dataclass
 class Search:
-    """A search that is ready to run. Fields: what `prepare` made of the settings."""
+    """A search that is ready to run. Fields: what `prepare` made of the settings.
+
+    `given`: the family to hand to worker processes; None = they load it by name.
+    """
 
     settings: Settings
     task: Task
@@ -91,34 +99,69 @@ class Search:
     bench: Bench
     space: Space
     limits: Limits
-    study: optuna.Study
+    opened: storage.OpenStudy
     url: str
     out: Path
+    given: families.Family | None = None
     steps: Steps = field(default_factory=Steps)
+
+    @property
+    def study(self) -> optuna.Study:
+        return self.opened.study
 
     def run(self) -> Outcome:
         """Calibrate, run the trials, write profile and tables. Ctrl-C ends the trials and keeps what is finished."""
-        prior = self._prior()
-        questions = self._questions()
-        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node(),
-                              with_score=self.settings.multi_objective)
-        self._enqueue(prior)
-        self.study.sampler = self._sampler(prior)
-        if self.settings.clock == "model":
-            self.bench.price = prior.block_seconds
+        with self._alone():
+            prior, questions = self._calibrated()
+            self._enqueue(prior)
+        objective = self._objective(prior, questions, platform.node())
+        self._note_other_machines()
         interrupted, finals = False, None
         try:
             with self.steps.step("trials"):
                 self._trials(objective)
             with self.steps.step("finals"):
                 finals = self._finals(questions)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, WorkersFailed) as reason:
+            if str(reason):
+                note(str(reason))
             interrupted = True
         profile = self._write(objective, finals)
         if interrupted:
-            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {self.url}; "
+            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {storage.shown(self.url)}; "
                  "the same command goes on from there.")
         return Outcome(profile, self.out, interrupted)
+
+    def work(self, number: int) -> None:
+        """Measure trials as worker `number` of a parent process, which has calibrated, and will write the results."""
+        objective = self._objective(*self._calibrated(), f"{platform.node()}, worker {number}")
+        self._shared(objective).run(go_on=parent_is_alive)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep every other worker of the study waiting meanwhile."""
+        self.opened.lock.acquire(lambda: note("Another worker is setting up this study: waiting for it."))
+        try:
+            yield
+        finally:
+            self.opened.lock.release()
+
+    def _calibrated(self) -> tuple[Prior, list[Question]]:
+        """What all trials need, measured once per study."""
+        prior, questions = self._prior(), self._questions()
+        if self.settings.clock == "model":
+            self.bench.price = prior.block_seconds
+        return prior, questions
+
+    def _objective(self, prior: Prior, questions: Sequence[Question], worker: str) -> Objective:
+        return Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker,
+                         with_score=self.settings.multi_objective)
+
+    def _note_other_machines(self) -> None:
+        workers = {trial.user_attrs.get("worker", platform.node()) for trial in self.study.get_trials(deepcopy=False)}
+        if self.url.startswith("sqlite") and any(not worker.startswith(platform.node()) for worker in workers):
+            note("Several machines share this study in an SQLite file. That is not advised: file systems of several "
+                 "machines keep SQLite's locks badly; use PostgreSQL (docs/scale-out.md).")
 
     def _prior(self) -> Prior:
         """Cost table and traces, measured once per study."""
@@ -165,11 +208,9 @@ class Search:
 
     def _sampler(self, prior: Prior) -> optuna.samplers.BaseSampler:
         """What chooses the trials after the queued ones."""
-        # Another seed after every resumption: the same one would draw the same numbers again.
-        seed = self.settings.seed + len(self.study.get_trials(deepcopy=False))
-        if self.settings.multi_objective:
-            instead = ", and TPE chooses, since the sampler gp models one" if self.settings.sampler == "gp" else ""
-            note(f"Two objectives: no trial is pruned{instead}.")
+        # Another seed for every trial, whoever begins it: with one per worker, all workers would draw the same numbers.
+        begun = len(self.study.get_trials(deepcopy=False))
+        seed = int(np.random.SeedSequence([self.settings.seed, begun]).generate_state(1)[0])
         if self.settings.sampler == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         if self.settings.sampler == "gp" and not self.settings.multi_objective:
@@ -183,21 +224,60 @@ class Search:
         left = self.settings.trials - len(storage.finished(self.study))
         if left <= 0:
             return
+        if self.settings.multi_objective:
+            instead = ", and TPE chooses, since the sampler gp models one" if self.settings.sampler == "gp" else ""
+            note(f"Two objectives: no trial is pruned{instead}.")
+        shared = self._shared(objective)
+        if self.settings.workers > 1:
+            self._watch_workers(left)
+        else:
+            with progress_bar("trials", left * len(objective.questions)) as advance:
+                objective.progress = advance
+                shared.run()
+        if len(storage.finished(self.study)) < self.settings.trials and shared.enough():
+            note(f"The next trial is expected to gain {self.study.sampler.expected_gain(self.study):.2%}, less than "
+                 f"--min-gain {self.settings.min_gain:.2%}: the study ends here.")
 
-        def tell(study: optuna.Study, trial: FrozenTrial) -> None:
-            for row in results.rows([trial], self.family.tier_names):
-                note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), "
-                     f"predicted {row['predicted']}")
-            if self.settings.min_gain and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-                gain = study.sampler.expected_gain(study)
-                if gain < self.settings.min_gain:
-                    note(f"The next trial is expected to gain {gain:.2%}, less than --min-gain "
-                         f"{self.settings.min_gain:.2%}: the study ends here.")
-                    study.stop()
+    def _shared(self, objective: Objective) -> SharedTrials:
+        """The study's trials as this process takes part in them."""
+        def prepare_sampler() -> None:
+            self.study.sampler = self._sampler(objective.prior)
 
-        with progress_bar("trials", left * len(objective.questions)) as advance:
-            objective.progress = advance
-            self.study.optimize(objective, n_trials=left, callbacks=[tell])
+        def enough() -> bool:
+            if not self.settings.min_gain:
+                return False
+            prepare_sampler()
+            return self.study.sampler.expected_gain(self.study) < self.settings.min_gain
+
+        return SharedTrials(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
+
+    def _watch_workers(self, left: int) -> None:
+        """Let worker processes do the trials, and tell what they finish.
+
+        Raises:
+            WorkersFailed: all of them ended, and trials were left.
+        """
+        told = {trial.number for trial in storage.finished(self.study)}
+
+        def look() -> None:
+            for trial in storage.finished(self.study):
+                if trial.number not in told:
+                    told.add(trial.number)
+                    self._tell(trial)
+                    advance()
+
+        with progress_bar("trials", left) as advance:
+            codes = run_workers(_work, (self.settings, self.given, storage.HEARTBEAT), self.settings.workers, look)
+        if codes:
+            sentence = f"{len(codes)} of {self.settings.workers} workers failed (exit codes {', '.join(map(str, codes))})"
+            if len(storage.finished(self.study)) < self.settings.trials and len(codes) == self.settings.workers:
+                raise WorkersFailed(f"{sentence}.")
+            note(f"{sentence}; the others did their trials.")
+
+    def _tell(self, trial: FrozenTrial) -> None:
+        for row in results.rows([trial], self.family.tier_names):
+            note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), "
+                 f"predicted {row['predicted']}")
 
     def _finals(self, questions: Sequence[Question]) -> Finals | None:
         finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
@@ -223,7 +303,7 @@ class Search:
             "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number,
             "best_trial_ratio": trial.user_attrs["ratio"], "remeasured": finals is not None,
             "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
-            "workers": sorted({trial.user_attrs["worker"] for trial in trials}), "threads": torch.get_num_threads(),
+            "workers": results.measured_by(trials), "threads": torch.get_num_threads(),
         }
         profile = make_profile(self.task.name, self.family, self.bench, objective.prior, trial, finals,
                                score_dict(objective.ar_score), provenance)
@@ -234,6 +314,13 @@ class Search:
         results.print_table(title, table)
         print(*notes, f"wrote {self.out}, {self.out.with_suffix('.csv')}, {self.out.with_suffix('.md')}", sep="\n")
         return profile
+
+
+def _work(settings: Settings, family: families.Family | None, heartbeat: int, number: int) -> None:
+    """A worker process. Its parent speaks for it, and says how often it shows that it is alive."""
+    console.stderr.quiet = True
+    storage.HEARTBEAT = heartbeat
+    prepare(settings, choose_examples(settings), family).work(number)
 
 
 def _record(settings: Settings, task: Task, measured: Sequence[Example], family: families.Family, bench: Bench,
@@ -250,7 +337,7 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
     }
 
 
-def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> optuna.Study:
+def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> storage.OpenStudy:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)

@@ -1,0 +1,56 @@
+"""One worker of a study of integers, without any model: for tests that start many of them, and kill some.
+
+    python tests/toy_worker.py URL TOTAL FOLDER
+
+Queues 0 to QUEUED - 1 if nobody has. DEADLY kills every worker that begins it, ONCE the first one only (FOLDER
+remembers). Every value that is measured to its end leaves a file in FOLDER, whose name ends in the worker's process id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+
+from tuning import storage
+from tuning.trials import SharedTrials
+
+QUEUED, ONCE, DEADLY = 6, 3, 4
+
+
+def open_toy(url: str) -> storage.OpenStudy:
+    """The study that all toy workers share, with the shortest heartbeat that Optuna has."""
+    storage.HEARTBEAT = 1
+    return storage.open_study(url, "toy", {}, optuna.pruners.NopPruner())
+
+
+def work(url: str, total: int, folder: Path) -> None:
+    opened = open_toy(url)
+    with opened.lock:
+        if "queued" not in opened.study.user_attrs:
+            for value in range(QUEUED):
+                opened.study.enqueue_trial({"x": value})
+            opened.study.set_user_attr("queued", True)
+
+    def objective(trial: optuna.Trial, claimed: Callable[[], None]) -> float:
+        value = trial.suggest_int("x", 0, 999)
+        claimed()
+        time.sleep(0.02)
+        once = folder / "once"
+        if (value == ONCE and once.exists()) or (value == DEADLY and (folder / "deadly").exists()):
+            once.unlink() if value == ONCE else None
+            os.kill(os.getpid(), signal.SIGKILL)
+        (folder / f"measured-{value}-{uuid.uuid4().hex}-{os.getpid()}").touch()
+        return float(value)
+
+    SharedTrials(opened, total, objective).run()
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
