@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = cli.parse_args(arguments)
     with one_sentence(cli):
         pictures.require()
+        if given.storage is not None:
+            from tuning.storage import checked_url
+
+            given.storage = checked_url(given.storage)
         if given.claims:
             try:
                 _measure_claims(given)
