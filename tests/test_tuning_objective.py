@@ -96,6 +96,13 @@ def test_a_lossless_method_has_the_targets_score() -> None:
     assert seen["score"]["value"] == 0.5 and seen["score_loss"] == [0.0, 0.0, 0.0]   # `ar` says A to both
 
 
+def test_a_trial_is_claimed_when_others_can_see_its_parameters_and_before_anything_slow() -> None:
+    goal, study, seen = objective("pyramid"), optuna.create_study(), []
+    goal(study.ask(), lambda: seen.append((study.trials[0].params, list(goal.bench.order))))
+    [(params, order)] = seen
+    assert params == study.trials[0].params and order == []
+
+
 @pytest.mark.parametrize("own, value, loss", [("Answer: B", 0.5, 0.0), ("no idea", 0.0, 0.5)])
 def test_a_method_that_drifts_is_scored_on_its_own_text(own, value, loss) -> None:
     trial = trial_of(objective("psd_f", own=own, limits=Limits(min_score=0.4, max_score_loss=0.1, max_drift=0.2)))

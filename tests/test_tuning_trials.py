@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import optuna
@@ -38,7 +39,7 @@ def heartbeat(monkeypatch):
 
 def toy_workers(url: str, total: int, folder: Path, workers: int) -> tuple[list[optuna.trial.FrozenTrial], list[int]]:
     """Run workers side by side to the end; -> (the study's trials, exit codes)."""
-    command = [sys.executable, str(ROOT / "tests" / "toy_worker.py"), url, str(total), str(folder)]
+    command = [sys.executable, str(ROOT / "tests" / "toy_worker.py"), url, str(total), str(folder), str(workers)]
     running = [subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(workers)]
     errors = [process.communicate()[1] for process in running]
     assert not any("Traceback" in error for error in errors), "\n".join(errors)
@@ -47,6 +48,12 @@ def toy_workers(url: str, total: int, folder: Path, workers: int) -> tuple[list[
 
 def measured(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("measured-*"))
+
+
+def _objective(trial, claimed) -> float:
+    value = trial.suggest_int("x", 0, 999)
+    claimed()
+    return float(value)
 
 
 def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_path, heartbeat) -> None:
@@ -58,6 +65,20 @@ def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_
     assert values[:QUEUED] == list(range(QUEUED))   # each queued trial once
     assert set(values) <= set(measured(tmp_path))
     assert len({path.name.rsplit("-", 1)[1] for path in tmp_path.glob("measured-*")}) > 1   # not all by one worker
+
+
+def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> None:
+    other = threading.Thread(target=SharedTrials(open_toy(url), 1, _objective).run)
+
+    def let_the_other_try() -> None:
+        if other.ident is None:
+            other.start()
+            other.join(timeout=0.5)   # long enough for one that no lock holds back
+
+    opened = open_toy(url)
+    SharedTrials(opened, 1, _objective, prepare_sampler=let_the_other_try).run()
+    other.join()
+    assert [trial.state for trial in opened.study.trials] == [TrialState.COMPLETE]
 
 
 def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path, heartbeat) -> None:
@@ -73,12 +94,6 @@ def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path, 
     assert all(trial.state == TrialState.FAIL for trial in trials if trial.params == {"x": DEADLY})
     # What killed three workers is not queued again by the next one that starts either.
     assert storage.requeue_interrupted(open_toy(url).study) == 0
-
-
-def _objective(trial, claimed) -> float:
-    value = trial.suggest_int("x", 0, 999)
-    claimed()
-    return float(value)
 
 
 def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url, heartbeat) -> None:

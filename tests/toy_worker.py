@@ -1,9 +1,10 @@
 """One worker of a study of integers, without any model: for tests that start many of them, and kill some.
 
-    python tests/toy_worker.py URL TOTAL FOLDER
+    python tests/toy_worker.py URL TOTAL FOLDER WORKERS
 
-Queues 0 to QUEUED - 1 if nobody has. DEADLY kills every worker that begins it, ONCE the first one only (FOLDER
-remembers). Every value that is measured to its end leaves a file in FOLDER, whose name ends in the worker's process id.
+Waits until as many WORKERS have started, and queues 0 to QUEUED - 1 if nobody has. DEADLY kills every worker that begins
+it, ONCE the first one only, while FOLDER has files of these names. Every value that is measured to its end leaves a file
+in FOLDER, whose name ends in the worker's process id.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def open_toy(url: str) -> storage.OpenStudy:
     return storage.open_study(url, "toy", {}, optuna.pruners.NopPruner())
 
 
-def work(url: str, total: int, folder: Path) -> None:
+def work(url: str, total: int, folder: Path, workers: int) -> None:
+    (folder / f"started-{os.getpid()}").touch()
+    while len(list(folder.glob("started-*"))) < workers:
+        time.sleep(0.01)
     opened = open_toy(url)
     with opened.lock:
         if "queued" not in opened.study.user_attrs:
@@ -53,4 +57,4 @@ def work(url: str, total: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    work(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
