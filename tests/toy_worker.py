@@ -43,7 +43,7 @@ def work(url: str, total: int, folder: Path, workers: int) -> None:
             opened.study.set_user_attr("queued", True)
 
     def objective(trial: optuna.Trial, claimed: Callable[[], None]) -> float:
-        value = trial.suggest_int("x", 0, 999)
+        value = trial.suggest_int("x", 0, 10**9)
         claimed()
         time.sleep(0.02)
         once = folder / "once"
