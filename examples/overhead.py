@@ -57,7 +57,8 @@ def main() -> None:
         torch.cuda.set_sync_debug_mode("warn")
     n_tiers = len(pyramid.decoder.tiers)
     generator = torch.Generator().manual_seed(0)
-    words = torch.randint(100, 10_000, (max(options.contexts),), generator=generator).tolist()
+    vocabulary = pyramid.decoder.vocab_size
+    words = torch.randint(vocabulary // 100, vocabulary, (max(options.contexts),), generator=generator).tolist()
     table = Table("context", "route", "sampling", "outside models, median block", "ms per token", "copies per verification",
                   title=f"{options.family}, {options.tokens} tokens, length {options.length}")
     jobs = [(context, route, sampling) for context in options.contexts for route in pyramid.pool().routes()
