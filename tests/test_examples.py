@@ -89,3 +89,8 @@ def test_readme_names_what_exists():
     for page in re.findall(r"docs/\w[\w-]*\.md", README):
         assert (ROOT / page).is_file(), page
     assert set(re.findall(r"from adaptive_pyramid import (\w+)", README)) <= set(adaptive_pyramid.__all__)
+
+
+def test_never_slower(folder, run_example):
+    out = run_example("never_slower.py", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
+    assert re.search(r"12 +│ \d\.\d+ \[", out)
