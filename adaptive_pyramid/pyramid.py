@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,18 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from .config import PyramidConfig
 from .control.controller import Controller
 from .control.defaults import Pool, default_config, make_controller
+from .control.experience import Experience
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
 from .errors import check_int
 from .generation import Generation, OnBlock
-from .models import families
+from .models import calibration, families
 from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts, unpadded
 from .request import build_request, padding_id, prepared_requests, read_keywords
+from .throughput import Acceptance
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
 
@@ -65,7 +68,7 @@ class AdaptivePyramid:
         resolve(self.method, drift_budget=self.drift_budget)
         self.control = control
         self._controllers: dict[str, Controller] = {}
-        self._saved_state: dict[str, Any] = {}
+        self._saved_state: dict[str, Any] = dict(self.profile.control) if self.profile is not None else {}
         self._lock = threading.RLock()
 
     @classmethod
@@ -254,19 +257,37 @@ class AdaptivePyramid:
         route = method.route(config)
         if control == "fixed" or (control == "auto" and route is not None):
             return make_controller("fixed", route, config, self.pool())
-        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}" + (f"/{budget:g}" if budget else "")
+        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}/{config.label}" + (f"/{budget:g}" if budget else "")
         if key not in self._controllers:
-            controller = make_controller(control, route, config, self.pool(), drift_budget=budget)
+            pool = self.pool(self._experience(method, config, do_sample, budget))
+            controller = make_controller(control, route, config, pool, drift_budget=budget, lossless=method.lossless)
             if key in self._saved_state:
-                controller.load_state_dict(self._saved_state[key])
+                try:
+                    controller.load_state_dict(self._saved_state[key])
+                except ValueError as error:
+                    warnings.warn(f"control starts without what was saved for {key}: {error}", stacklevel=4)
             self._controllers[key] = controller
         return self._controllers[key]
 
-    def pool(self) -> Pool:
-        """What control may know of the tiers: which have models, and what forwards cost."""
+    def _experience(self, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None) -> Experience | None:
+        """What is known of acceptance: from a profile that was tuned for this very decoding, else from the family."""
+        profile = self.profile
+        if profile is not None and profile.describes(method.name, config, do_sample, budget):
+            seen = profile.measured
+            tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
+            speed, ratio = seen.get("tokens_per_second"), seen.get("speed_ratio")
+            return Experience.tuned(config, seen.get("acceptance", {}), seen.get("acceptance_length", {}),
+                                    tokens * ratio / speed if speed and ratio else 0.0, self.decoder.scorers)
+        reports = self.family.tiers if self.family is not None else ()
+        known = {(tier, self.decoder.target): Acceptance(report.overlap if do_sample else report.agreement)
+                 for tier, report in enumerate(reports) if report.agreement is not None}
+        return Experience(known, calibration.TOKENS * (reports[-1].seconds_per_token or 0.0)) if known else None
+
+    def pool(self, experience: Experience | None = None) -> Pool:
+        """What control may know of the tiers: which have models, what forwards cost, what is known of acceptance."""
         weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
-        return Pool.of(len(self.decoder.tiers), weights, costs)
+        return Pool.of(len(self.decoder.tiers), weights, costs, experience)
 
 
 def _name(tier: Any) -> str:

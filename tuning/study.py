@@ -338,7 +338,7 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
 
 
 def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> storage.OpenStudy:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)   # it would show the traceback of every Ctrl-C
+    optuna.logging.set_verbosity(optuna.logging.ERROR)   # its traceback of a trial cut short by Ctrl-C is no news
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)

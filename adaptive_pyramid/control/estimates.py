@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..config import PyramidConfig
 from ..stats import BlockStats, Verification, nanmean
 from .arms import LOOKUP, MODEL_PAIR
 from .change import PageHinkley
+from .experience import Experience
 from .forecast import Forecast, Pair, Rates, pairs_of
 
 _BUCKETS = (1, 2, 4, 8, 16)        # last position of each bucket; one more behind them
@@ -36,7 +37,9 @@ _NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier p
 _MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
 _HIT_WEIGHT = 5.0                  # requests to a lookup that its overall hit rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
-_CURIOSITY = 1.0                   # standard deviations more for a pair never seen
+_CURIOSITY = 2.0                   # how many times more is hoped of a pair never seen
+_KNOWN_WEIGHT = 60.0               # what experience says: less than it has seen, since this text is another one
+_KNOWN_LENGTH = 8
 _CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
 
 
@@ -84,6 +87,28 @@ class Estimates:
         self.changes = 0
 
     # ------------------------------------------------------------------ learning
+
+    def assume(self, experience: Experience) -> None:
+        """Begin with what is known, worth `_KNOWN_WEIGHT` tested positions or requests per pair.
+
+        Of pairs that differ in thresholds alone it is told to the one that it was seen at: the tuned config's, else the
+        one without thresholds; the others lean on it.
+        """
+        config = experience.config
+        for i, pair in enumerate(self.pairs):
+            known = experience.acceptance.get(pair[:2])
+            seen_at = Pair(*pair[:2], owner=pair.owner)
+            if config is not None and pair.verifier in config.route[1:]:
+                depth = config.route.index(pair.verifier)
+                seen_at = next((p for p in pairs_of(config, depth, pair.owner) if p[:2] == pair[:2]), seen_at)
+            if known is None or pair != seen_at:
+                continue
+            reached = _buckets(known.rate**position for position in range(_KNOWN_LENGTH))
+            tested = _KNOWN_WEIGHT * reached / reached.sum()
+            self.tested[i] += tested
+            self.accepted[i] += known.rate * tested
+            if self._lookup_tiers[pair.proposer]:
+                self.asked[:, pair.proposer] += _KNOWN_WEIGHT / _MOODS * np.array([[known.hit], [1.0]])
 
     def start(self) -> None:
         """Another text begins: its mood is unknown and its drift bucket empty."""
@@ -213,7 +238,7 @@ class Estimates:
     def rates(self, optimism: float) -> Rates:
         """Opinions for every mood: the mean at rows 2 * mood, some standard deviations above it at 2 * mood + 1.
 
-        Some: `optimism`, and up to `_CURIOSITY` more for what was hardly ever seen.
+        Some: `optimism`, and up to twice that more for what was hardly ever seen.
         """
         total = self.counts[:, : 2 * _N_BUCKETS].reshape(-1, 2, _N_BUCKETS).sum(axis=2)
         known = total[:, 1]
@@ -236,7 +261,7 @@ class Estimates:
         opinions = np.empty((moods, 2, *mean.shape[1:]))
         opinions[:, 0] = mean
         # Of what was hardly ever seen, more is hoped: a look costs little, and may pay for the rest of the text.
-        hope = optimism + _CURIOSITY / (1 + known / 4)
+        hope = optimism * (1 + _CURIOSITY / (1 + known / 4))
         opinions[:, 1] = mean + (hope * deviation)[:, None]
         opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
         if moods == 1:
@@ -317,13 +342,18 @@ def _bucket(position: int) -> int:
     return bisect_left(_BUCKETS, position + 1)
 
 
+def _buckets(by_position: Iterable[float]) -> np.ndarray:
+    """Sums per bucket."""
+    sums = np.zeros(_N_BUCKETS)
+    for position, value in enumerate(by_position):
+        sums[_bucket(position)] += value
+    return sums
+
+
 @cache
 def _by_bucket(m: int) -> tuple[float, ...]:
     """Of the first m positions of a proposal, how many fall into each bucket."""
-    counts = [0.0] * _N_BUCKETS
-    for position in range(m):
-        counts[_bucket(position)] += 1
-    return tuple(counts)
+    return tuple(_buckets([1.0] * m).tolist())
 
 
 def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool, balance: float,
