@@ -64,7 +64,6 @@ def test_ctrl_c_ends_all_workers_and_keeps_everything(tmp_path) -> None:
     trials = trials_of(f"sqlite:///{out.with_suffix('.db')}", "stopped")
     done = [trial.number for trial in trials if trial.state == TrialState.COMPLETE]
     assert 1 <= len(done) < 40 and Profile.load(out).study["trials"] == len(done)
-    assert not [trial for trial in trials if trial.state == TrialState.RUNNING]
 
 
 def test_machines_share_a_study(tmp_path, monkeypatch, capsys) -> None:

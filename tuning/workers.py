@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ def _work(target: Callable[..., None], arguments: tuple, number: int, threads: i
     try:
         target(*arguments, number)
     except KeyboardInterrupt:
-        pass   # the trial is put down already
+        # The trial is put down already. Not `return`: where Ctrl-C met the very start of Optuna's heartbeat thread, that
+        # thread has no end, and Python would wait for it; worse, the trial would seem alive.
+        os._exit(0)
 
 
 def _end(processes: list[BaseProcess]) -> None:
