@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import torch
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
 from adaptive_pyramid.decoding.method import Method, resolve
@@ -134,7 +134,7 @@ class Search:
 
     def work(self, number: int) -> None:
         """Measure trials as worker `number` of a parent process, which has calibrated, and will write the results."""
-        objective = self._objective(*self._calibrated(), f"{platform.node()}, worker {number}")
+        objective = self._objective(*self._calibrated(), _worker_name(number))
         self._shared(objective).run(go_on=parent_is_alive)
 
     @contextmanager
@@ -266,8 +266,14 @@ class Search:
                     self._tell(trial)
                     advance()
 
-        with progress_bar("trials", left) as advance:
-            codes = run_workers(_work, (self.settings, self.given, storage.HEARTBEAT), self.settings.workers, look)
+        try:
+            with progress_bar("trials", left) as advance:
+                codes = run_workers(_work, (self.settings, self.given, storage.HEARTBEAT), self.settings.workers, look)
+        except KeyboardInterrupt:
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if trial.user_attrs.get("worker", "").startswith(_worker_name("")):
+                    self.study.tell(trial.number, state=TrialState.FAIL)
+            raise
         if codes:
             sentence = f"{len(codes)} of {self.settings.workers} workers failed (exit codes {', '.join(map(str, codes))})"
             if len(storage.finished(self.study)) < self.settings.trials and len(codes) == self.settings.workers:
@@ -314,6 +320,10 @@ class Search:
         results.print_table(title, table)
         print(*notes, f"wrote {self.out}, {self.out.with_suffix('.csv')}, {self.out.with_suffix('.md')}", sep="\n")
         return profile
+
+
+def _worker_name(number: int | str) -> str:
+    return f"{platform.node()}, worker {number}"
 
 
 def _work(settings: Settings, family: families.Family | None, heartbeat: int, number: int) -> None:

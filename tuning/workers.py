@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ class WorkersFailed(RuntimeError):
 def run_workers(target: Callable[..., None], arguments: tuple, workers: int, look: Callable[[], None]) -> list[int]:
     """Run `target(*arguments, number)` in `workers` processes, numbered from 1, and wait for all of them.
 
-    Ctrl-C ends them: each puts down its trial, and KeyboardInterrupt goes on from here. Processes are spawned, not
+    Ctrl-C ends them, and KeyboardInterrupt goes on from here. Processes are spawned, not
     forked: a fork of a process that has used torch's threads hangs.
 
     Args:
@@ -56,19 +55,10 @@ def parent_is_alive() -> bool:
 
 
 def _work(target: Callable[..., None], arguments: tuple, number: int, threads: int) -> None:
-    """What a worker process does. Ctrl-C reaches it through its parent alone, as SIGTERM, and no more than once."""
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
+    """What a worker process does. Ctrl-C reaches it through its parent alone, as SIGTERM, which ends it at once: an
+    exception in the middle of a transaction, or at the start of a heartbeat thread, could leave either open for ever."""
     torch.set_num_threads(threads)
-    try:
-        target(*arguments, number)
-    except KeyboardInterrupt:
-        # The trial is put down already. Not `return`: where Ctrl-C met the very start of Optuna's heartbeat thread, that
-        # thread has no end, and Python would wait for it; worse, the trial would seem alive.
-        os._exit(0)
+    target(*arguments, number)
 
 
 def _end(processes: list[BaseProcess]) -> None:
