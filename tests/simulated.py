@@ -18,7 +18,7 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import Controller, RequestInfo
-from adaptive_pyramid.stats import BlockStats, Forward, GenerationStats, Verification
+from adaptive_pyramid.stats import SHADOW_LENGTH, BlockStats, Forward, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import CostModel
 
 
@@ -145,6 +145,7 @@ class Plant:
         """One block, as `Decoding.step` would report it."""
         self._forwards: list[Forward] = []
         self._verifications: list[Verification] = []
+        found = self._overlooked(config)
         emitted, drift = self._round(config, len(config.route) - 1, 0, self.max_new_tokens - self.position)
         overhead = self.overhead * len(self._verifications)
         if self.drift_budget is not None:
@@ -153,9 +154,17 @@ class Plant:
             config, self.position, self.prompt_length + self.position, len(emitted),
             sum(f.seconds for f in self._forwards) + overhead, tuple(self._verifications), tuple(self._forwards),
             drift=tuple(drift), budget_left=None if self.drift_budget is None else
-            self.drift_budget * (self.position + len(emitted)) - self.spent)
+            self.drift_budget * (self.position + len(emitted)) - self.spent,
+            shadows=tuple(Shadow.of(tier, ids, emitted) for tier, ids in found))
         self.position += len(emitted)
         return block
+
+    def _overlooked(self, config: PyramidConfig) -> list[tuple[int, list[int]]]:
+        """What lookups find that the target does not ask."""
+        asked = config.route[-2] if len(config.route) > 1 else ()
+        lookups = [tier for tier in range(self.target) if tier not in self.costs.table]
+        return [(tier, self.text.finds(tier, self.offset + self.position, SHADOW_LENGTH)) for tier in lookups
+                if tier != asked and not (isinstance(asked, tuple) and tier in asked)]
 
     # ------------------------------------------------------------------ decoding
 
