@@ -1,0 +1,378 @@
+"""The recursion of decoding, over recorded positions instead of models, for every block of a trace set at once.
+
+`decoding.tiers` asks models; this asks the jump tables of `FlatTraces`. What it mirrors, line by line: rounds that
+overshoot, `cap` as the only clip, EOS, early stops, abstaining lookups, tiers that leave the route at their limits, and
+how much of its text each cache still holds (that decides the width of a forward).
+
+Along the recorded text everything is exact. A mid tier that prefers another token than the target wrote leaves the text
+within its block; what it and the tiers below do from there until the target corrects it is drawn from acceptance rates
+(`FlatTraces.off_refusal`), and the block is marked `estimated`. Tokens and target passes never depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptive_pyramid.config import PyramidConfig, Route, StageConfig
+from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.throughput import CostModel
+from tuning.flat import FAR, NO_TOKEN, FlatTraces
+from tuning.traces import Header
+
+COUNTS = ("rounds", "proposed", "accepted", "rejected", "emitted")
+
+
+class Prices:
+    """A cost table as dense arrays, so that many forwards are priced by one index.
+
+    Raises:
+        ValueError: a tier with a model has no costs (CostModel would call it free).
+    """
+
+    def __init__(self, costs: CostModel, header: Header, widest: int) -> None:
+        missing = [header.tiers[tier].name for tier in header.models if tier not in costs.table]
+        if missing:
+            raise ValueError(f"the cost table has no row for {', '.join(missing)}; expected one for every tier with a model")
+        self.rows = {tier: np.array([costs.seconds(tier, width) for width in range(widest + 1)]) for tier in header.models}
+
+    def __call__(self, tier: int, width: np.ndarray | int) -> np.ndarray:
+        return self.rows[tier][width]
+
+
+@dataclass
+class Event:
+    """One draft (tier proposes, `accepted` None) or verification, for the lanes (rows of the table) it happened in."""
+
+    tier: int
+    lane: np.ndarray
+    pos: np.ndarray
+    width: np.ndarray
+    proposer: np.ndarray
+    proposed: np.ndarray
+    on_path: np.ndarray
+    token: np.ndarray
+    owner: np.ndarray
+    off: bool = False
+    accepted: np.ndarray | None = None
+    rejected: np.ndarray | None = None
+    emitted: np.ndarray | None = None
+
+
+@dataclass
+class BlockTable:
+    """Row i is the block that starts at slot `starts[i]`. All arrays are [rows].
+
+    Args:
+        tokens: emitted. seconds: modelled, with every cache up to date. forwards: tier -> passes.
+        counts: verifying tier -> name (COUNTS) -> sums.
+        estimated: counters of tiers below the target hold draws. unseen: draft passes behind a token already refused.
+        first: tier -> width of its first forward (0: not used). cached: tier -> slot up to which its cache then holds
+            the final text.
+    """
+
+    starts: np.ndarray
+    tokens: np.ndarray
+    seconds: np.ndarray
+    forwards: dict[int, np.ndarray]
+    counts: dict[int, dict[str, np.ndarray]]
+    estimated: np.ndarray
+    unseen: np.ndarray
+    first: dict[int, np.ndarray]
+    cached: dict[int, np.ndarray]
+    events: list[Event] | None = None
+
+
+def block_table(flat: FlatTraces, config: PyramidConfig, method: Method, prices: Prices, overhead: float = 0.0,
+                details: bool = False) -> BlockTable:
+    """Every block that `config` can run on these traces.
+
+    Args:
+        overhead: seconds per verification outside the models. details: keep the events of every block.
+
+    Raises:
+        ValueError: a config for another number of tiers, or a lookup above the bottom of its route.
+    """
+    _check(config, flat.header)
+    starts = flat.positions
+    models = flat.header.models
+    table = BlockTable(
+        starts, *(np.zeros(len(starts), kind) for kind in (np.int64, np.float64)),
+        forwards={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
+        counts={tier: {name: np.zeros(len(starts), np.int64) for name in COUNTS} for tier in config.tiers if tier in models},
+        estimated=np.zeros(len(starts), bool), unseen=np.zeros(len(starts), np.int64),
+        first={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
+        cached={tier: starts - 1 for tier in config.tiers if tier in models}, events=[] if details else None,
+    )
+    for route, lanes in _routes(flat, config, starts):
+        _Blocks(flat, config.with_route(route), method, prices, overhead, table).run(lanes)
+    return table
+
+
+@dataclass
+class _Offer:
+    """Tokens, lane by lane: `length` of them, the first `on_path` are the text's; then `token`, the best id of tier `owner`."""
+
+    length: np.ndarray
+    on_path: np.ndarray
+    token: np.ndarray
+    owner: np.ndarray
+    proposer: np.ndarray
+
+    @classmethod
+    def none(cls, lanes: int) -> _Offer:
+        return cls(*(np.zeros(lanes, np.int64) for _ in range(2)), *(np.full(lanes, fill) for fill in (NO_TOKEN, -1, -1)))
+
+    def put(self, lanes: np.ndarray, other: _Offer) -> None:
+        for name in ("length", "on_path", "token", "owner", "proposer"):
+            getattr(self, name)[lanes] = getattr(other, name)
+
+
+class _Blocks:
+    """One route. `lane` arrays index rows of the table and are free of repeats; `pos` are slots."""
+
+    def __init__(self, flat: FlatTraces, config: PyramidConfig, method: Method, prices: Prices, overhead: float, table: BlockTable) -> None:
+        self.flat, self.config, self.prices, self.overhead, self.table = flat, config, prices, overhead, table
+        self.method = method
+        self.route = config.route
+        self.target = config.target
+
+    def run(self, lanes: np.ndarray) -> None:
+        """Fill the rows `lanes` of the table."""
+        if self.method.lower == "fuzzy" and len(self.route) > 2 and self._rule(1)[1] > 0 and set(_proposers(self.route)) - set(self.flat.header.models):
+            # Distances to a lookup's point masses were recorded for the first id of each proposal alone.
+            self.table.estimated[lanes] = True
+        pos = self.table.starts[lanes]
+        emitted, _ = self._round(len(self.route) - 1, lanes, pos, self.flat.limit_of[pos] - pos)
+        self.table.tokens[lanes] = emitted.length
+
+    # --- the recursion, on the recorded text
+
+    def _round(self, depth: int, lane: np.ndarray, pos: np.ndarray, cap: np.ndarray) -> tuple[_Offer, np.ndarray]:
+        """-> (what the tier emits, whether it ended with EOS)"""
+        if depth == 0:
+            return self._verify(depth, lane, pos, _Offer.none(len(lane)))
+        stage = self._stage(depth)
+        room = np.maximum(np.minimum(cap - 1, self.flat.room(self.route[depth], pos)), 0)
+        offer = self._propose(depth - 1, lane, pos, np.minimum(stage.length, room), room, stage.stop)
+        return self._verify(depth, lane, pos, offer)
+
+    def _propose(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+        if depth > 0:
+            return self._rounds(depth, lane, pos, n, cap, stop)
+        tiers = _proposers(self.route)
+        if len(tiers) == 1:
+            return self._bottom(tiers[0], lane, pos, n, stop)
+        offer, open_ = _Offer.none(len(lane)), np.arange(len(lane))
+        for tier in tiers:
+            found = self._bottom(tier, lane[open_], pos[open_], n[open_], stop)
+            offer.put(open_, found)
+            open_ = open_[found.length == 0]
+        return offer
+
+    def _bottom(self, tier: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, stop: float | None) -> _Offer:
+        flat = self.flat
+        if tier not in self.table.forwards:
+            available, match, token = flat.copy(tier, pos, self.table.starts[lane])
+            length = np.minimum(n, available)
+            return _Offer(length, np.minimum(match, length), token, np.full(len(lane), tier), np.where(length > 0, tier, -1))
+        run = flat.miss(tier)[pos] - pos
+        length = np.minimum(np.minimum(n, flat.draft_limit(tier, stop)[pos]), np.maximum(flat.room(tier, pos) + 1, 0))
+        behind = np.maximum(length - run - 1, 0)
+        self.table.unseen[lane] += behind
+        if stop is not None:
+            self.table.estimated[lane] |= behind > 0
+        offer = _Offer(length, np.minimum(run, length), flat.top[tier][pos + run], np.full(len(lane), tier), np.where(length > 0, tier, -1))
+        self._count_draft(tier, lane, pos, offer)
+        return offer
+
+    def _rounds(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+        """Rounds of a mid tier until n tokens are there, on the text and then off it."""
+        flat, tier = self.flat, self.route[depth]
+        total = _Offer.none(len(lane))
+        live = np.flatnonzero((n > 0) & (flat.room(tier, pos) >= 0))
+        total.proposer[live] = tier
+        while len(live):
+            here = pos[live] + total.length[live]
+            out, ended = self._round(depth, lane[live], here, cap[live] - total.length[live])
+            total.length[live] += out.length
+            total.on_path[live] += out.on_path
+            total.token[live], total.owner[live] = out.token, out.owner
+            done = ended | (total.length[live] >= n[live])
+            if stop is not None:
+                done |= flat.over(tier, stop)[here] < here + out.length
+            left = out.length > out.on_path
+            off = live[left & ~done]
+            if len(off):
+                self.table.estimated[lane[off]] = True
+                had = total.length[off]
+                total.length[off] += self._off_rounds(depth, lane[off], pos[off] + had, n[off] - had, cap[off] - had, stop)
+            live = live[~(left | done)]
+            live = live[flat.room(tier, pos[live] + total.length[live]) >= 0]
+        return total
+
+    def _verify(self, depth: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer) -> tuple[_Offer, np.ndarray]:
+        flat, tier = self.flat, self.route[depth]
+        rule, tau = self._rule(depth)
+        refused_at = self._by_proposer(offer.proposer, depth, pos, lambda low: flat.refusal(tier, low, rule, tau))
+        kept = np.minimum(refused_at - pos, offer.on_path)
+        at = pos + kept
+        ended = at == flat.eos_end[pos]
+        own = flat.top[tier][at]
+        own_on = flat.on(tier)[at]
+        # All that is the text's was accepted, and a token stands behind it that is not: does it pass too?
+        tested = (kept == offer.on_path) & (offer.length > kept) & ~ended
+        passes = tested & (offer.token == own)
+        if tau > 0 and tested.any():
+            open_ = np.flatnonzero(tested & ~passes)
+            passes[open_], known = flat.loose(tier, at[open_], offer.token[open_], offer.owner[open_], offer.proposer[open_], rule, tau)
+            self.table.estimated[lane[open_]] |= ~known
+        ends_off = passes & flat.is_eos(offer.token)
+        accepted = kept + passes
+        behind = np.flatnonzero(passes & ~ends_off & (offer.length > accepted))
+        refused = (accepted < offer.length) & ~ended & ~ends_off
+        if len(behind):
+            self.table.estimated[lane[behind]] = True
+            next_ = pos[behind] + accepted[behind]
+            more = self._by_proposer(offer.proposer[behind], depth, next_, lambda low: flat.off_refusal(low, tier, tau, rule)) - next_
+            accepted[behind] += np.minimum(more, offer.length[behind] - accepted[behind])
+            refused[behind] = accepted[behind] < offer.length[behind]
+        emitted = accepted + ~(ended | ends_off)
+        self._count_round(depth, lane, pos, offer, accepted, refused, emitted)
+        out = _Offer(emitted, kept + (own_on & ~passes & ~ended), np.where(passes, offer.token, own),
+                     np.where(passes, offer.owner, tier), np.full(len(lane), tier))
+        wrote_eos = np.where(out.on_path < emitted, flat.is_eos(out.token) & (out.on_path + 1 == emitted), at + 1 == flat.eos_end[pos])
+        return out, ended | wrote_eos
+
+    # --- off the recorded text: acceptances are drawn, nothing ends early but by cap and `stop`
+
+    def _off_rounds(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> np.ndarray:
+        """-> how many tokens the tier at `depth` proposes"""
+        flat, tier, stage = self.flat, self.route[depth], self._stage(depth)
+        rule, tau = self._rule(depth)
+        total = np.zeros(len(lane), np.int64)
+        live = np.arange(len(lane))
+        while len(live):
+            here = pos[live] + total[live]
+            room = np.maximum(cap[live] - total[live] - 1, 0)
+            offer = self._off_propose(depth - 1, lane[live], here, np.minimum(stage.length, room), room, stage.stop)
+            refused_at = self._by_proposer(offer.proposer, depth, here, lambda low: flat.off_refusal(low, tier, tau, rule))
+            accepted = np.minimum(refused_at - here, offer.length)
+            self._count_round(depth, lane[live], here, offer, accepted, accepted < offer.length, accepted + 1, off=True)
+            total[live] += accepted + 1
+            done = total[live] >= n[live]
+            if stop is not None:
+                done |= flat.over(tier, stop)[here] <= here + accepted
+            live = live[~done]
+        return total
+
+    def _off_propose(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+        offer = _Offer.none(len(lane))
+        if depth > 0:
+            open_ = np.flatnonzero(n > 0)
+            offer.length[open_] = self._off_rounds(depth, lane[open_], pos[open_], n[open_], cap[open_], stop)
+            offer.proposer[open_] = self.route[depth]
+            return offer
+        open_ = np.flatnonzero(n > 0)
+        for tier in _proposers(self.route):
+            here, length = pos[open_], n[open_]
+            if tier not in self.table.forwards:
+                length = np.where(self.flat.off_hit(tier)[here], length, 0)
+            elif stop is not None:
+                length = np.minimum(length, self.flat.over(tier, stop)[here] - here + 1)
+            offer.length[open_] = length
+            offer.proposer[open_] = np.where(length > 0, tier, -1)
+            if tier in self.table.forwards:
+                zero = np.zeros(len(open_), np.int64)
+                self._count_draft(tier, lane[open_], here, _Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True)
+            open_ = open_[length == 0]
+        return offer
+
+    # --- counting
+
+    def _count_draft(self, tier: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer, off: bool = False) -> None:
+        table, passes = self.table, offer.length
+        used = passes > 0
+        lane, pos, passes = lane[used], pos[used], passes[used]
+        width = pos - table.cached[tier][lane]
+        table.forwards[tier][lane] += passes
+        table.seconds[lane] += self.prices(tier, width) + (passes - 1) * self.prices(tier, 1)
+        self._first(tier, lane, width)
+        # The last token drafted was never fed to its own tier.
+        table.cached[tier][lane] = pos + passes - 1
+        if table.events is not None:
+            table.events.append(Event(tier, lane, pos, width, offer.proposer[used], passes, offer.on_path[used], offer.token[used],
+                                      offer.owner[used], off))
+
+    def _count_round(self, depth: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer, accepted: np.ndarray, refused: np.ndarray,
+                     emitted: np.ndarray, off: bool = False) -> None:
+        table, tier = self.table, self.route[depth]
+        width = offer.length + pos - table.cached[tier][lane]
+        for name, value in zip(COUNTS, (1, offer.length, accepted, refused, emitted)):
+            table.counts[tier][name][lane] += value
+        table.forwards[tier][lane] += 1
+        table.seconds[lane] += self.prices(tier, width) + self.overhead
+        self._first(tier, lane, width)
+        valid = pos + accepted
+        table.cached[tier][lane] = valid
+        for low in self.config.tiers:
+            if low < tier and low in table.cached:
+                # What a verifier replaced is no longer the text in the caches below it.
+                table.cached[low][lane] = np.minimum(table.cached[low][lane], valid)
+        if table.events is not None:
+            table.events.append(Event(tier, lane, pos, width, offer.proposer, offer.length, offer.on_path, offer.token, offer.owner, off,
+                                      accepted, refused, emitted))
+
+    def _first(self, tier: int, lane: np.ndarray, width: np.ndarray) -> None:
+        first = self.table.first[tier]
+        first[lane] = np.where(first[lane] == 0, width, first[lane])
+
+    # --- small things
+
+    def _stage(self, depth: int) -> StageConfig:
+        return self.config.stage(self.route[depth])
+
+    def _rule(self, depth: int) -> tuple[str, float]:
+        """(rule, tau); the target's own tau is told by the text (`tuning.retelling`), never tested here."""
+        tier = self.route[depth]
+        if depth == 0 or tier == self.target:
+            return "exact", 0.0
+        return self.method.rule(False), self._stage(depth).tau if self.method.rule(False) in ("fuzzy", "relaxed") else 0.0
+
+    def _by_proposer(self, proposer: np.ndarray, depth: int, slots: np.ndarray,
+                     table_of: Callable[[int], np.ndarray]) -> np.ndarray:
+        """table_of(proposing tier)[slots], lane by lane."""
+        lows = [] if depth == 0 else [self.route[depth - 1]] if depth > 1 else list(_proposers(self.route))
+        if len(lows) == 1:
+            return table_of(lows[0])[slots]
+        found = np.full(len(slots), FAR)
+        for low in lows:
+            mine = proposer == low
+            found[mine] = table_of(low)[slots[mine]]
+        return found
+
+
+def _proposers(route: Route) -> tuple[int, ...]:
+    return route[0] if isinstance(route[0], tuple) else (route[0],)
+
+
+def _check(config: PyramidConfig, header: Header) -> None:
+    if config.n_tiers != len(header.tiers):
+        raise ValueError(f"config is for {config.n_tiers} tiers, these traces have {len(header.tiers)}")
+    for tier in config.route[1:] if len(config.route) > 1 else config.route:
+        if tier not in header.models:
+            raise ValueError(f"tier {tier} ({header.tiers[tier].name}) has no model, so it can only stand at the bottom of a route")
+
+
+def _routes(flat: FlatTraces, config: PyramidConfig, starts: np.ndarray) -> Iterator[tuple[Route, np.ndarray]]:
+    """The route without the tiers that cannot read the text any more, and the rows it holds for."""
+    below = [tier for tier in config.tiers[:-1] if tier in flat.header.models]
+    lost = np.array([flat.room(tier, starts) < 0 for tier in below], bool).reshape(len(below), len(starts))
+    kinds, kind = np.unique(lost, axis=1, return_inverse=True)
+    for column in range(kinds.shape[1]):
+        gone = {tier for tier, is_lost in zip(below, kinds[:, column]) if is_lost}
+        bottom = tuple(tier for tier in _proposers(config.route) if tier not in gone)
+        rest = tuple(tier for tier in config.route[1:] if tier not in gone)
+        yield ((bottom, *rest) if len(bottom) > 1 else (*bottom, *rest)), np.flatnonzero(kind.ravel() == column)
