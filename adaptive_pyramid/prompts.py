@@ -40,11 +40,11 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
         if inferred:
             attention_mask = inputs != pad_token_id
         mask_name = f"the attention_mask inferred from pad_token_id={pad_token_id}" if inferred else "attention_mask"
-        prompts, batched = _unpadded(inputs.tolist(), attention_mask, mask_name), len(inputs) > 1
+        prompts, batched = unpadded(inputs.tolist(), attention_mask, mask_name), len(inputs) > 1
     elif _is_ids(inputs) or isinstance(inputs, str) or _is_chat(inputs):
-        prompts, batched = _unpadded([_ids(inputs, tokenizer)], attention_mask), False
+        prompts, batched = unpadded([_ids(inputs, tokenizer)], attention_mask), False
     elif isinstance(inputs, Sequence) and inputs:
-        prompts, batched = _unpadded([_ids(prompt, tokenizer) for prompt in inputs], attention_mask), True
+        prompts, batched = unpadded([_ids(prompt, tokenizer) for prompt in inputs], attention_mask), True
     else:
         raise TypeError("a prompt must be text, a list of chat messages, token ids, or a list of these; "
                         f"got {type(inputs).__name__}{' (empty)' if inputs == [] else ''}")
@@ -77,7 +77,8 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
 
 
-def _unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "attention_mask") -> list[Prompt]:
+def unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "attention_mask") -> list[Prompt]:
+    """Rows without what their mask hides on the left. ValueError: a mask of another shape, with holes, or padding on the right."""
     if attention_mask is None:
         return [Prompt(row, []) for row in rows]
     mask = torch.as_tensor(attention_mask)

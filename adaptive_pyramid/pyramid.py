@@ -22,8 +22,8 @@ from .models import families
 from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
-from .prompts import Prompt, matching_tokenizer, read_prompts
-from .request import build_request, padding_id, prepared_request, read_keywords
+from .prompts import Prompt, matching_tokenizer, read_prompts, unpadded
+from .request import build_request, padding_id, prepared_requests, read_keywords
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
 
@@ -171,16 +171,15 @@ class AdaptivePyramid:
         """The pyramid as the loop of `target.generate(..., custom_generate=pyramid.custom_generate)`.
 
         Sampling, processors and stop rules are those that `generate` prepared. Its interface never passes the streamer
-        on and takes ids alone back: for statistics and streaming use `AdaptivePyramid.generate`.
+        on, loses the tokenizer that stop_strings need, and takes ids alone back: for streaming, stop strings and
+        statistics use `AdaptivePyramid.generate`.
         """
         if model is not self.decoder.tiers[-1]:
             raise ValueError("custom_generate belongs to the pyramid's own target; call generate() on that model")
-        mask = model_keywords.get("attention_mask")
         with self._lock:
+            prompts = unpadded(input_ids.tolist(), model_keywords.get("attention_mask"))
             new = []
-            for index, row in enumerate(input_ids):
-                prompt = (row if mask is None else row[mask[index].bool()]).tolist()
-                request = prepared_request(prompt, input_ids.shape[1], logits_processor, stopping_criteria, generation_config)
+            for request in prepared_requests(prompts, logits_processor, stopping_criteria, generation_config):
                 generation = self._start(request, {}, None, ())
                 for _ in generation.run():
                     pass
@@ -228,8 +227,11 @@ class AdaptivePyramid:
             stop_text = StopText(tokenizer, [strings] if isinstance(strings, str) else strings)
         if ours.get("seed") is not None:
             ours["seed"] = check_int("seed", ours["seed"], 0) + row
+        allowed = ours.get("prefix_allowed_tokens_fn")
+        if allowed is not None:
+            ours["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)   # rows run one by one, as batches of one
         limit = self.decoder.scorers[self.decoder.target].max_context
-        request = build_request(target, prompt.ids, len(prompt.padding), generation_config, config, ours, keywords, stop_text, limit)
+        request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
         return self._start(request, own, stop_text, on_block)
 
     def _start(self, request: Any, own: dict[str, Any], stop_text: StopText | None,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
 
 from .errors import check_int, check_number, unknown_name
+from .prompts import Prompt
 
 # Keywords of `generate` that ask for another algorithm, with what to say about each.
 _UNSUPPORTED = {
@@ -47,7 +48,8 @@ class GenerationRequest:
     """One prompt and everything about how its continuation is drawn and stopped.
 
     Args:
-        prompt_ids: token ids, without padding. max_new_tokens: hard limit, never overshot.
+        prompt_ids: token ids, without padding. padding: what stood before them: only processors and criteria see it.
+        max_new_tokens: hard limit, never overshot.
         do_sample: False = greedy. processors: in the order `generate` applies them. eos: ids that end the text.
         pad_token_id: fills shorter rows of a batch. seed: of sampling; drawn afresh if the caller gave none (`seeded`).
         stop_text: says after every token whether the new ids end in a stop string. criteria: Hugging Face stopping criteria.
@@ -56,6 +58,7 @@ class GenerationRequest:
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int = 20
+    padding: tuple[int, ...] = ()
     do_sample: bool = False
     processors: LogitsProcessorList | None = None
     eos: frozenset[int] = frozenset()
@@ -80,7 +83,7 @@ class GenerationRequest:
         """Why generation ends with `ids` (prompt and output so far), if it does; EOS and length are the decoder's."""
         if self.stop_text is not None and self.stop_text(ids[len(self.prompt_ids) :]):
             return "stop_string"
-        if self.criteria and bool(self.criteria(torch.tensor([ids]), (scores,)).all()):
+        if self.criteria and bool(self.criteria(torch.tensor([[*self.padding, *ids]], device=scores.device), (scores,)).all()):
             return "stopping_criteria"
         return None
 
@@ -149,27 +152,26 @@ def _check_supported(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
 
 
-def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], padding: int, given: GenerationConfig | None,
-                  config: GenerationConfig, ours: dict[str, Any], keywords: dict[str, Any],
-                  stop_text: Callable[[Sequence[int]], bool] | None, limit: int | None) -> GenerationRequest:
+def build_request(model: PreTrainedModel, prompt: Prompt, given: GenerationConfig | None, config: GenerationConfig,
+                  ours: dict[str, Any], keywords: dict[str, Any], stop_text: Callable[[Sequence[int]], bool] | None,
+                  limit: int | None) -> GenerationRequest:
     """The request for one prompt, with processors and limits as `model.generate` would set them.
 
     Args:
-        padding: pads that stood before the prompt; max_length and min_length count them, as in `generate`.
         given: the caller's generation_config. config, ours: from `read_keywords` on `keywords`.
         limit: the target's hard context limit, or None.
     """
     config = copy.deepcopy(config)
-    prompt = torch.tensor([list(prompt_ids)], dtype=torch.long)
-    length = prompt.shape[1]
     device = model.device
+    row = torch.tensor([[*prompt.padding, *prompt.ids]], dtype=torch.long, device=device)
+    mask = torch.tensor([[0] * len(prompt.padding) + [1] * len(prompt.ids)], device=device)
     defaults = {name: all(source is None or getattr(source, name, None) is None for source in (given, model.generation_config))
                 and keywords.get(name) is None for name in ("max_length", "min_length")}
     model._prepare_special_tokens(config, True, device=device, batch_size=1)
-    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", length + padding, prompt)
-    max_new = config.max_length - length - padding
+    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", row.shape[1], row)
+    length, max_new = len(prompt.ids), config.max_length - row.shape[1]
     if max_new < 0 or (max_new == 0 and config.max_new_tokens != 0):
-        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {length + padding} tokens; "
+        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {row.shape[1]} tokens; "
                          "expected a larger max_length, or max_new_tokens")
     if limit is not None and length > limit:
         raise ValueError(f"the prompt has {length} tokens, but {type(model).__name__} has only {limit} positions")
@@ -177,28 +179,44 @@ def build_request(model: PreTrainedModel, prompt_ids: Sequence[int], padding: in
         warnings.warn(f"max_new_tokens={max_new} would pass the {limit} positions of {type(model).__name__}; "
                       f"generating at most {limit - length + 1}", stacklevel=4)
         max_new = limit - length + 1
-    config.max_length -= padding
-    config.min_length = (config.min_length or 0) - padding
     processors = model._get_logits_processor(
-        config, input_ids_seq_length=length, encoder_input_ids=prompt.to(device),
+        config, input_ids_seq_length=row.shape[1], encoder_input_ids=row,
         prefix_allowed_tokens_fn=ours.get("prefix_allowed_tokens_fn"),
-        logits_processor=LogitsProcessorList(ours.get("logits_processor") or []), device=device, model_kwargs={})
+        logits_processor=LogitsProcessorList(ours.get("logits_processor") or []), device=device,
+        model_kwargs={"attention_mask": mask})
     criteria = StoppingCriteriaList(ours.get("stopping_criteria") or [])
     if ours.get("max_time") is not None:
         criteria.append(MaxTimeCriteria(max_time=check_number("max_time", ours["max_time"], 0.0)))
     seed = ours.get("seed")
     return GenerationRequest(
-        prompt_ids=tuple(prompt_ids), max_new_tokens=max_new, processors=processors, stop_text=stop_text, criteria=criteria,
+        prompt_ids=tuple(prompt.ids), max_new_tokens=max_new, padding=tuple(prompt.padding), processors=processors,
+        stop_text=stop_text, criteria=criteria,
         seed=secrets.randbits(62) if seed is None else seed, seeded=seed is not None,
         output_scores=bool(config.output_scores), output_logits=bool(config.output_logits), **_from_prepared(config),
     )
 
 
-def prepared_request(prompt_ids: Sequence[int], padded_length: int, processors: LogitsProcessorList,
-                     criteria: StoppingCriteriaList, config: GenerationConfig) -> GenerationRequest:
-    """The request for one row of a `generate` call that has already prepared everything (its `custom_generate` hook)."""
-    return GenerationRequest(prompt_ids=tuple(prompt_ids), max_new_tokens=config.max_length - padded_length, processors=processors,
-                             criteria=criteria, seed=secrets.randbits(62), **_from_prepared(config))
+def prepared_requests(prompts: Sequence[Prompt], processors: LogitsProcessorList, criteria: StoppingCriteriaList,
+                      config: GenerationConfig) -> list[GenerationRequest]:
+    """One request per row of a `generate` call that has already prepared everything (its `custom_generate` hook)."""
+    return [
+        GenerationRequest(
+            prompt_ids=tuple(prompt.ids), max_new_tokens=config.max_length - len(prompt.padding) - len(prompt.ids),
+            padding=tuple(prompt.padding), processors=LogitsProcessorList(_of_row(p, row, len(prompts)) for p in processors),
+            criteria=criteria, seed=secrets.randbits(62), **_from_prepared(config))
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _of_row(processor: LogitsProcessor, row: int, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor of a whole batch, usable on its row alone: some keep a state per row (where the padding ends, say)."""
+    if rows == 1:
+        return processor
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return processor(ids.expand(rows, -1), scores.repeat(rows, 1))[row : row + 1]
+
+    return process
 
 
 def _from_prepared(config: GenerationConfig) -> dict[str, Any]:

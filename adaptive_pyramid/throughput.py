@@ -81,6 +81,11 @@ class CostModel:
             self.table[other][known] *= factor
         seen[near] = looks + 1
 
+    def rescale(self, tier: int, factor: float) -> None:
+        """Multiply a tier's whole row."""
+        for width in self.table.get(tier, {}):
+            self.table[tier][width] *= factor
+
     def observed(self, tier: int) -> int:
         """Forwards of `tier` that `observe` has learned from."""
         return sum(self._seen.get(tier, {}).values())

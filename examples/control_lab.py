@@ -2,10 +2,12 @@
 
     python examples/control_lab.py                                   # all plants, all controllers
     python examples/control_lab.py --seeds 5 --plants useless shifting --controls planner thompson
+    python examples/control_lab.py --recorded traces.json            # texts of real models, from record_traces.py
     python examples/control_lab.py --out lab/                        # and lab/control_lab.json
 
-A plant has given forward times and tiers that agree with the target at given rates; a stream of requests runs through
-one controller that starts knowing nothing but guesses, its exploration counted. Everything is in modelled time. Columns:
+A plant has given forward times and tiers that agree with the target at given rates (recorded: as they did); a stream of
+requests runs through one controller that starts knowing nothing but guesses, its exploration counted. Everything is in
+modelled time. Columns:
 
     speed         tokens/s over target-only decoding
     of best       share of the speed of the best static arm, chosen in hindsight for the same stream
@@ -18,11 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -30,7 +35,7 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
 
-from simulated import Plant, Regime, run  # noqa: E402  (the plants that the tests use)
+from simulated import Plant, Regime, Text, run  # noqa: E402  (the plants that the tests use)
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
 from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo  # noqa: E402
@@ -54,15 +59,71 @@ LOOKUP = {1: row(0.006, 0.02), 2: row(0.040, 0.03)}                          # t
 
 @dataclass(frozen=True)
 class Case:
-    """A plant and a stream: requests of TOKENS tokens each."""
+    """A plant and a stream of requests.
+
+    Args:
+        text: a seed -> regimes or a Text. requests: a seed -> (prompt length, new tokens) of each request, in order.
+    """
 
     costs: dict[int, dict[int, float]]
-    regimes: Sequence[Regime]
-    requests: int = 4
+    text: Callable[[int], Sequence[Regime] | Text]
+    requests: Callable[[int], list[tuple[int, int]]]
+    overhead: float = 0.001
     drift_budget: float | None = None
 
     def plant(self, seed: int) -> Plant:
-        return Plant(self.costs, self.regimes, seed=seed, overhead=0.001, drift_budget=self.drift_budget)
+        return Plant(self.costs, self.text(seed), seed=seed, overhead=self.overhead, drift_budget=self.drift_budget)
+
+    @property
+    def target(self) -> int:
+        return max(self.costs)
+
+
+def drawn(costs: dict[int, dict[int, float]], *regimes: Regime, requests: int = 4, drift_budget: float | None = None) -> Case:
+    return Case(costs, lambda seed: regimes, lambda seed: [(PROMPT, TOKENS)] * requests, drift_budget=drift_budget)
+
+
+class RecordedText:
+    """Traces in a row. Text protocol of `simulated`."""
+
+    def __init__(self, traces: Sequence[dict[str, Any]]) -> None:
+        self._at = [(trace, i) for trace in traces for i in range(len(trace["text"]))]
+        self._regrets = [{tier: dict(map(tuple, rows[i])) for tier, rows in trace["regret"].items()} for trace, i in self._at]
+
+    def says(self, tier: int, position: int) -> int:
+        trace, i = self._at[min(position, len(self._at) - 1)]
+        return trace["best"][str(tier)][i]
+
+    def finds(self, tier: int, position: int, n: int) -> list[int]:
+        trace, i = self._at[position]
+        return trace["found"][str(tier)][i][:n]
+
+    def regret(self, verifier: int, position: int, token: int) -> float:
+        """Unknown regrets, of ids that no tier holds most likely there, count as infinite."""
+        trace, i = self._at[min(position, len(self._at) - 1)]
+        if token == trace["best"][str(verifier)][i]:
+            return 0.0
+        return max(1e-6, self._regrets[min(position, len(self._at) - 1)][str(verifier)].get(token, math.inf))
+
+    def entropy(self, position: int) -> float:
+        return math.nan   # not recorded
+
+
+def recorded(path: Path) -> dict[str, Case]:
+    """Streams of the recorded answers: one per task, and all of them mixed. The seed shuffles them."""
+    data = json.loads(path.read_text())
+    costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
+
+    def case(traces: list[dict[str, Any]]) -> Case:
+        def order(seed: int) -> list[dict[str, Any]]:
+            return random.Random(seed).sample(traces, len(traces))
+
+        return Case(costs, lambda seed: RecordedText(order(seed)),
+                    lambda seed: [(trace["prompt_length"], len(trace["text"])) for trace in order(seed)], data["overhead"])
+
+    kinds = dict.fromkeys(data["kinds"])
+    cases = {kind: case([trace for trace, own in zip(data["traces"], data["kinds"]) if own == kind]) for kind in kinds}
+    return {**cases, "mixed": case(data["traces"])} if len(kinds) > 1 else cases
 
 
 def shifting(*stretches: tuple[float, float], tokens: int = 500) -> list[Regime]:
@@ -70,16 +131,16 @@ def shifting(*stretches: tuple[float, float], tokens: int = 500) -> list[Regime]
 
 
 CASES: dict[str, Case] = {
-    "useless": Case(FLAT, [Regime({0: 0.02, 1: 0.02})]),
-    "good draft": Case(FLAT, [Regime({0: 0.75, 1: 0.9})]),
-    "weak draft": Case(FLAT, [Regime({0: 0.4, 1: 0.9})]),
-    "strong draft": Case(FLAT, [Regime({0: 0.93, 1: 0.95})]),
-    "bursty": Case(FLAT, [Regime({0: 0.7, 1: 0.85}, burstiness=0.8)]),
-    "steep costs": Case(STEEP, [Regime({0: 0.7, 1: 0.85}, burstiness=0.5)]),
-    "repetitive": Case(LOOKUP, [Regime({0: 0.9, 1: 0.6}, hit={0: 0.7}, burstiness=0.5)]),
-    "hardly repetitive": Case(LOOKUP, [Regime({0: 0.4, 1: 0.75}, hit={0: 0.2}, burstiness=0.5)]),
-    "drift budget": Case(FLAT, [Regime({0: 0.6, 1: 0.8}, burstiness=0.5)], drift_budget=0.1),
-    "shifting": Case(FLAT, shifting((0.9, 0.95), (0.2, 0.5), (0.7, 0.9), (0.1, 0.85)), requests=8),
+    "useless": drawn(FLAT, Regime({0: 0.02, 1: 0.02})),
+    "good draft": drawn(FLAT, Regime({0: 0.75, 1: 0.9})),
+    "weak draft": drawn(FLAT, Regime({0: 0.4, 1: 0.9})),
+    "strong draft": drawn(FLAT, Regime({0: 0.93, 1: 0.95})),
+    "bursty": drawn(FLAT, Regime({0: 0.7, 1: 0.85}, burstiness=0.8)),
+    "steep costs": drawn(STEEP, Regime({0: 0.7, 1: 0.85}, burstiness=0.5)),
+    "repetitive": drawn(LOOKUP, Regime({0: 0.9, 1: 0.6}, hit={0: 0.7}, burstiness=0.5)),
+    "hardly repetitive": drawn(LOOKUP, Regime({0: 0.4, 1: 0.75}, hit={0: 0.2}, burstiness=0.5)),
+    "drift budget": drawn(FLAT, Regime({0: 0.6, 1: 0.8}, burstiness=0.5), drift_budget=0.1),
+    "shifting": drawn(FLAT, *shifting((0.9, 0.95), (0.2, 0.5), (0.7, 0.9), (0.1, 0.85)), requests=8),
 }
 
 
@@ -105,14 +166,15 @@ class HeuristicSchedule:
 
 
 def build(name: str, case: Case) -> Controller:
-    lookups = [tier for tier in (0,) if tier not in case.costs]
-    pool = Pool(3, tuple(tier for tier in range(3) if tier not in lookups), CostModel(case.costs), True)
+    n_tiers = case.target + 1
+    pool = Pool(n_tiers, tuple(sorted(case.costs)), CostModel(case.costs), measured=True)
     if name == "hf heuristic":
-        return HeuristicSchedule(PyramidConfig((StageConfig(5), StageConfig(5)), (0, 2)))
+        stages = tuple(StageConfig(5) for _ in range(n_tiers - 1))
+        return HeuristicSchedule(PyramidConfig(stages, (0, case.target)))
     if name == "own blocks only":
-        arms = make_controller("planner", None, default_config(3), pool, case.drift_budget).arms
+        arms = make_controller("planner", None, default_config(n_tiers), pool, case.drift_budget).arms
         return PlannerController(arms, pool, case.drift_budget, counterfactual=False)
-    return make_controller(name, None, default_config(3), pool, case.drift_budget)
+    return make_controller(name, None, default_config(n_tiers), pool, case.drift_budget)
 
 
 @dataclass
@@ -127,14 +189,14 @@ class Outcome:
 
 
 def play(case: Case, controller: Controller, seed: int) -> Outcome:
-    plant = case.plant(seed)
-    alone = case.costs[2][1] + plant.overhead
+    plant, target = case.plant(seed), case.target
+    alone = plant.costs.seconds(target, 1) + plant.overhead
     outcome = Outcome(0, 0.0, [], 0.0, 0.0)
     excess = 0.0
 
     def book(block: BlockStats) -> None:
         nonlocal excess
-        prefill = sum(f.seconds - plant.costs.seconds(2, f.needed) for f in block.forwards if f.tier == 2 and f.is_prefill)
+        prefill = sum(f.seconds - plant.costs.seconds(target, f.needed) for f in block.forwards if f.tier == target and f.is_prefill)
         if len(block.config.route) > 1:   # what target-only blocks take more or less than usual is no doing of control
             excess += block.seconds - prefill - alone * block.tokens
         outcome.tokens += block.tokens
@@ -143,11 +205,13 @@ def play(case: Case, controller: Controller, seed: int) -> Outcome:
         outcome.lost = max(outcome.lost, excess)
         outcome.overdraft = max(outcome.overdraft, excess - 0.02 * outcome.seconds)
 
-    for _ in range(case.requests):
-        run(plant, controller, TOKENS, PROMPT, on_block=book)
-    drafts = [tier for tier in (0, 1) if tier in case.costs]
-    # The shortest probe at its dearest: with the whole text to catch up with.
-    probe = min(plant.costs.seconds(tier, PROMPT + TOKENS) + plant.costs.seconds(2, 2) - case.costs[2][1] for tier in drafts)
+    requests = case.requests(seed)
+    for prompt_length, tokens in requests:
+        run(plant, controller, tokens, prompt_length, on_block=book)
+    # The shortest probe at its dearest: with the longest text to catch up with.
+    context = max(map(sum, requests))
+    probe = min(plant.costs.seconds(tier, context) for tier in case.costs if tier != target)
+    probe += plant.costs.seconds(target, 2) - plant.costs.seconds(target, 1)
     outcome.overdraft = max(0.0, outcome.overdraft - probe)
     return outcome
 
@@ -159,14 +223,14 @@ def settled_after(configs: Sequence[PyramidConfig], speeds: dict[PyramidConfig, 
     return next((i for i in range(len(good)) if sum(good[i : i + 50]) >= 0.9 * len(good[i : i + 50])), len(good))
 
 
-def experiment(plants: Sequence[str], controls: Sequence[str], seeds: int, console: Console) -> dict[str, dict[str, dict]]:
+def experiment(plants: dict[str, Case], controls: Sequence[str], seeds: int, console: Console) -> dict[str, dict[str, dict]]:
     """{plant: {control: numbers}}; Ctrl-C returns what is finished."""
     results: dict[str, dict[str, dict]] = {}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("playing", total=len(plants) * seeds)
         try:
-            for plant in plants:
-                case, rows = CASES[plant], {name: [] for name in controls}
+            for plant, case in plants.items():
+                rows = {name: [] for name in controls}
                 for seed in range(seeds):
                     arms = build("planner", case).arms
                     static = {arm: play(case, FixedController(arm), seed) for arm in arms}
@@ -221,17 +285,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="independent streams per plant (default: 5)")
     parser.add_argument("--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES))
     parser.add_argument("--controls", nargs="+", choices=names, default=names, metavar="CONTROL", help=", ".join(names))
-    parser.add_argument("--requests", type=int, help=f"requests of {TOKENS} tokens per stream (default: the plant's)")
+    parser.add_argument("--recorded", type=Path, help="JSON file of record_traces.py, instead of the simulated plants")
     parser.add_argument("--out", type=Path, help="folder for control_lab.json")
     options = parser.parse_args(arguments)
-    if options.seeds < 1 or (options.requests is not None and options.requests < 1):
-        parser.error("--seeds and --requests must be at least 1")
-    if options.requests is not None:
-        for name in CASES:
-            CASES[name] = replace(CASES[name], requests=options.requests)
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {options.seeds}")
+    plants = recorded(options.recorded) if options.recorded else {name: CASES[name] for name in options.plants}
     console = Console()
-    results = experiment(options.plants, options.controls, options.seeds, console)
-    console.print(f"Streams of requests of {TOKENS} tokens, {options.seeds} seeds")
+    results = experiment(plants, options.controls, options.seeds, console)
+    console.print(f"{options.seeds} streams per plant")
     show(results, console)
     if options.out and results:
         options.out.mkdir(parents=True, exist_ok=True)

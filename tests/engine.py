@@ -103,6 +103,10 @@ def check_identities(stats: GenerationStats, ids: Sequence[int], n_tiers: int, p
         target = [v for v in block.verifications if v.tier == n_tiers - 1]
         assert target == [block.verifications[-1]]
         assert target[0].emitted == block.tokens or cut_short and block is stats.blocks[-1]
+        if target[0].emitted == block.tokens:
+            own = target[0].emitted - target[0].accepted      # the correction or the bonus token
+            assert sum(tier == n_tiers - 1 for tier in block.origins) == own
+            assert block.origins[block.tokens - own :] == (n_tiers - 1,) * own
         assert block.forwards and sum(f.tier == n_tiers - 1 for f in block.forwards) == 1
         assert all(v.tier in block.config.tiers for v in block.verifications)
         for v in block.verifications:

@@ -26,14 +26,21 @@ class Pool:
     def of(cls, tiers: Sequence[Any], prompts: Sequence[Sequence[int]], new: int, eos: Sequence[int] = ()) -> Pool:
         decoder = PyramidDecoder(tiers)
         header = Header(tier_infos(decoder), tuple(eos), costs=costs(decoder.scorers))
-        return cls(decoder, TraceSet(header, [record(decoder, prompt, new, eos, example=str(i)) for i, prompt in enumerate(prompts)]))
+        return cls(
+            decoder,
+            TraceSet(header, [record(decoder, prompt, new, eos, example=str(i)) for i, prompt in enumerate(prompts)]),
+        )
 
-    def blocks(self, trace: int, configs: PyramidConfig | Sequence[PyramidConfig], method: Any = "pyramid") -> Iterator[BlockStats]:
+    def blocks(
+        self, trace: int, configs: PyramidConfig | Sequence[PyramidConfig], method: Any = "pyramid"
+    ) -> Iterator[BlockStats]:
         """The real decoder's blocks on the prompt of a trace, from a cold start; several configs take turns."""
         configs = [configs] if isinstance(configs, PyramidConfig) else list(configs)
         recorded = self.traces[trace]
         self.decoder.clear_caches()
-        request = GenerationRequest(tuple(recorded.prompt.tolist()), recorded.max_new_tokens, eos=frozenset(self.traces.header.eos))
+        request = GenerationRequest(
+            tuple(recorded.prompt.tolist()), recorded.max_new_tokens, eos=frozenset(self.traces.header.eos)
+        )
         decoding = self.decoder.start(request, method)
         turn = 0
         while not decoding.finished:
@@ -54,6 +61,10 @@ def repetitive(decoder_tiers: Sequence[Any], prompts: Sequence[Sequence[int]], n
     for prompt in prompts:
         ids = list(prompt)
         for _ in range(3):
-            ids += [token for block in target.blocks(GenerationRequest(tuple(ids), new), PyramidConfig((), (0,)), "ar") for token in block.tokens]
+            ids += [
+                token
+                for block in target.blocks(GenerationRequest(tuple(ids), new), PyramidConfig((), (0,)), "ar")
+                for token in block.tokens
+            ]
         found.append(ids)
     return found

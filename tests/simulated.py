@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -19,8 +20,6 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import Controller, RequestInfo
 from adaptive_pyramid.stats import BlockStats, Forward, GenerationStats, Verification
 from adaptive_pyramid.throughput import CostModel
-
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -40,36 +39,99 @@ class Regime:
     burstiness: float = 0.0
 
 
-class Plant:
-    """A pyramid that is only numbers.
+class Text(Protocol):
+    """What the tiers say along the target's text. Off that text they are taken to go on as on it."""
+
+    def says(self, tier: int, position: int) -> int:
+        """The id that `tier` holds most likely there; the target's own is the text."""
+
+    def finds(self, tier: int, position: int, n: int) -> list[int]:
+        """Up to n ids that the lookup `tier` proposes from there on; [] if it abstains."""
+
+    def regret(self, verifier: int, position: int, token: int) -> float:
+        """log p(best) - log p(token) of `verifier`, nats; above 0 if it says something else."""
+
+    def entropy(self, position: int) -> float:
+        """The target's, in nats."""
+
+
+class DrawnText:
+    """A text of regimes, drawn as it grows, without end.
 
     A tier is right at a position where the position's difficulty, uniform on [0, 1], is below the tier's agreement:
-    what a weaker tier gets right, a stronger one does too. Entropies rise with difficulty. Two tiers that are both wrong say the same with
-    probability `same_error`. A wrong token's regret (nats, under any verifier) is exponential with mean 1.
+    what a weaker tier gets right, a stronger one does too. Entropies rise with difficulty. Two tiers that are both wrong
+    say the same with probability `same_error`. A wrong token's regret is exponential with mean 1, under any verifier.
+    """
+
+    def __init__(self, regimes: Sequence[Regime], target: int, seed: int = 0, same_error: float = 0.3) -> None:
+        self.regimes, self.target, self.same_error = list(regimes), target, same_error
+        self._random = np.random.default_rng([seed, 0])
+        self._difficulty: list[float] = []
+        self._ids: list[dict[int, int]] = []       # 0 is the target's
+        self._regrets: list[float] = []
+        self._hits: list[dict[int, bool]] = []
+        self._entropies: list[float] = []
+
+    def says(self, tier: int, position: int) -> int:
+        self._extend(position)
+        return self._ids[position][tier]
+
+    def finds(self, tier: int, position: int, n: int) -> list[int]:
+        self._extend(position + n)
+        return [self._ids[position + i][tier] for i in range(n)] if self._hits[position].get(tier, True) else []
+
+    def regret(self, verifier: int, position: int, token: int) -> float:
+        return 0.0 if self.says(verifier, position) == token else max(self._regrets[position], 1e-6)
+
+    def entropy(self, position: int) -> float:
+        self._extend(position)
+        return self._entropies[position]
+
+    def _extend(self, position: int) -> None:
+        while len(self._ids) <= position:
+            regime = self._regime(len(self._ids))
+            z = self._random.normal()
+            if self._difficulty:
+                z = regime.burstiness * self._difficulty[-1] + math.sqrt(1 - regime.burstiness**2) * z
+            self._difficulty.append(z)
+            u = 0.5 * math.erfc(-z / math.sqrt(2))
+            shared = self._random.random() < self.same_error
+            self._regrets.append(float(self._random.exponential()))
+            ids = {tier: 0 if u < rate else 1 if shared else 2 + tier for tier, rate in regime.agreement.items()}
+            self._ids.append({**ids, self.target: 0})
+            self._entropies.append(0.5 * math.exp(0.8 * z + 0.4 * self._random.normal()))
+            self._hits.append({tier: bool(self._random.random() < rate) for tier, rate in regime.hit.items()})
+
+    def _regime(self, index: int) -> Regime:
+        for regime in self.regimes:
+            if index < regime.tokens:
+                return regime
+            index -= int(regime.tokens)
+        return self.regimes[-1]
+
+
+class Plant:
+    """A pyramid that is only numbers, decoding greedily.
 
     Args:
         costs: tier -> width -> seconds; tiers without an entry are lookups, which cost nothing.
+        text: regimes to draw one from, or a Text. Requests take it one after another.
         noise: relative standard deviation of a forward's time. overhead: seconds per verification outside the models.
     """
 
-    def __init__(self, costs: Mapping[int, Mapping[int, float]], regimes: Sequence[Regime], *, seed: int = 0,
+    def __init__(self, costs: Mapping[int, Mapping[int, float]], text: Sequence[Regime] | Text, *, seed: int = 0,
                  noise: float = 0.03, overhead: float = 0.0, same_error: float = 0.3, drift_budget: float | None = None) -> None:
         self.costs = CostModel(costs)
         self.target = max(costs)
-        self.regimes = list(regimes)
-        self.noise, self.overhead, self.same_error, self.drift_budget = noise, overhead, same_error, drift_budget
-        self._text = np.random.default_rng([seed, 0])
+        self.text = DrawnText(text, self.target, seed, same_error) if isinstance(text, Sequence) else text
+        self.noise, self.overhead, self.drift_budget = noise, overhead, drift_budget
         self._clock = np.random.default_rng([seed, 1])
-        self._difficulty: list[float] = []
-        self._rows: list[dict[int, tuple[bool, int, float]]] = []
-        self._hits: list[dict[int, bool]] = []
-        self._entropies: list[float] = []
-        self.start(prompt_length=1, max_new_tokens=0)
+        self.offset = self.position = 0
 
     def start(self, prompt_length: int, max_new_tokens: int) -> RequestInfo:
         """Begin another request: the text goes on, every cache is cold."""
         self.prompt_length, self.max_new_tokens = prompt_length, max_new_tokens
-        self.offset = getattr(self, "offset", 0) + getattr(self, "position", 0)
+        self.offset += self.position
         self.position = 0
         self.spent = 0.0
         self._cached: dict[int, int] = {}
@@ -83,7 +145,7 @@ class Plant:
         """One block, as `Decoding.step` would report it."""
         self._forwards: list[Forward] = []
         self._verifications: list[Verification] = []
-        emitted, drift = self._round(config, len(config.route) - 1, 0, self.max_new_tokens - self.position, [])
+        emitted, drift = self._round(config, len(config.route) - 1, 0, self.max_new_tokens - self.position)
         overhead = self.overhead * len(self._verifications)
         if self.drift_budget is not None:
             self.spent += sum(drift)
@@ -94,43 +156,6 @@ class Plant:
             self.drift_budget * (self.position + len(emitted)) - self.spent)
         self.position += len(emitted)
         return block
-
-    # ------------------------------------------------------------------ the text
-
-    def says(self, tier: int, position: int) -> tuple[int, float]:
-        """(token, its regret) of `tier` at a position of the output; token 0 is what the target says."""
-        index = self.offset + position
-        self._extend(index)
-        if tier == self.target:
-            return 0, 0.0
-        right, wrong_token, regret = self._rows[index][tier]
-        return (0, 0.0) if right else (wrong_token, regret)
-
-    def finds(self, tier: int, position: int) -> bool:
-        index = self.offset + position
-        self._extend(index)
-        return self._hits[index].get(tier, True)
-
-    def _extend(self, index: int) -> None:
-        while len(self._rows) <= index:
-            regime = self._regime(len(self._rows))
-            z = self._text.normal()
-            if self._difficulty:
-                z = regime.burstiness * self._difficulty[-1] + math.sqrt(1 - regime.burstiness**2) * z
-            self._difficulty.append(z)
-            u = 0.5 * math.erfc(-z / math.sqrt(2))
-            shared = self._text.random() < self.same_error
-            regret = float(self._text.exponential())
-            self._rows.append({tier: (u < rate, 1 if shared else 2 + tier, regret) for tier, rate in regime.agreement.items()})
-            self._entropies.append(0.5 * math.exp(0.8 * z + 0.4 * self._text.normal()))
-            self._hits.append({tier: bool(self._text.random() < rate) for tier, rate in regime.hit.items()})
-
-    def _regime(self, index: int) -> Regime:
-        for regime in self.regimes:
-            if index < regime.tokens:
-                return regime
-            index -= int(regime.tokens)
-        return self.regimes[-1]
 
     # ------------------------------------------------------------------ decoding
 
@@ -143,65 +168,52 @@ class Plant:
         self._forwards.append(Forward(tier, width, needed, cached, seconds))
         self._cached[tier] = total
 
-    def _propose(self, config: PyramidConfig, depth: int, at: int, n: int, cap: int, prefix: list[int]) -> tuple[int | None, list[tuple[int, float]]]:
-        """(proposer, [(token, regret)]), about n of them and never more than cap."""
-        entry = config.route[depth]
+    def _propose(self, config: PyramidConfig, depth: int, at: int, n: int, cap: int) -> tuple[int | None, list[int]]:
+        """(proposer, ids), about n of them and never more than cap."""
+        entry, here = config.route[depth], self.offset + self.position + at
         if depth > 0:
-            said: list[tuple[int, float]] = []
+            said: list[int] = []
             while len(said) < n:
-                said += self._round(config, depth, at + len(said), cap - len(said), said)[0]
+                said += self._round(config, depth, at + len(said), cap - len(said))[0]
             return entry, said
         for tier in entry if isinstance(entry, tuple) else (entry,):
-            if tier not in self.costs.table:
-                if self.finds(tier, self.position + at):
-                    return tier, [self.says(tier, self.position + at + i) for i in range(min(n, cap))]
-                continue
-            drafted = []
-            for i in range(min(n, cap)):
-                self._forward(tier, at + i, 1)
-                drafted.append(self.says(tier, self.position + at + i))
-            return tier, drafted
+            if tier in self.costs.table:
+                for i in range(n):
+                    self._forward(tier, at + i, 1)
+                return tier, [self.text.says(tier, here + i) for i in range(n)]
+            if found := self.text.finds(tier, here, n):
+                return tier, found
         return None, []
 
-    def _round(self, config: PyramidConfig, depth: int, at: int, cap: int, prefix: list) -> tuple[list[tuple[int, float]], list[float]]:
-        """One verification: what it emits as (token, regret under the target), and the drift it books."""
-        tier = config.route[depth]
-        is_target = tier == self.target
+    def _round(self, config: PyramidConfig, depth: int, at: int, cap: int) -> tuple[list[int], list[float]]:
+        """One verification: the ids it emits, and the drift of each."""
+        tier, here = config.route[depth], self.offset + self.position + at
         proposer, proposal, tau = None, [], 0.0
         if depth > 0 and cap > 1:
             stage = config.stage(tier)
             tau = stage.tau
-            proposer, proposal = self._propose(config, depth - 1, at, min(stage.length, cap - 1), cap - 1, prefix)
+            proposer, proposal = self._propose(config, depth - 1, at, min(stage.length, cap - 1), cap - 1)
         self._forward(tier, at + len(proposal), len(proposal) + 1)
-        own = [self.says(tier, self.position + at + i) for i in range(len(proposal) + 1)]
-        regrets = [0.0 if said[0] == mine[0] else max(said[1], 1e-6) for said, mine in zip(proposal, own)]
-        emitted: list[tuple[int, float]] = []
+        regrets = [self.text.regret(tier, here + i, token) for i, token in enumerate(proposal)]
         drift: list[float] = []
-        relaxed = 0
         for i, regret in enumerate(regrets):
             loose = 0 < regret <= tau
-            if loose and is_target and self.drift_budget is not None:
-                allowance = self.drift_budget * (self.position + i + 1)
-                loose = self.spent + sum(drift) + regret <= allowance
+            if loose and tier == self.target and self.drift_budget is not None:
+                loose = self.spent + sum(drift) + regret <= self.drift_budget * (self.position + i + 1)
             if regret and not loose:
                 break
-            relaxed += loose
-            emitted.append(proposal[i])
             drift.append(regret if loose else 0.0)
-        accepted = len(emitted)
-        emitted.append(own[accepted])
-        drift.append(0.0)
-        first = self.offset + self.position + at
+        accepted = len(drift)
+        emitted = [*proposal[:accepted], self.text.says(tier, here + accepted)]
+        entropies = tuple(self.text.entropy(here + i) for i in range(len(proposal) + 1))
         self._verifications.append(Verification(
-            tier, proposer, len(proposal), accepted, int(accepted < len(proposal)), len(emitted), relaxed,
-            entropy=self._entropies[first : first + len(proposal) + 1],
-            proposal_entropy=self._entropies[first : first + len(proposal)],
-            divergence=tuple(regrets), distance=tuple(regrets)))
-        # Wide of the accepted prefix, what was read is stale and read again.
+            tier, proposer, len(proposal), accepted, int(accepted < len(proposal)), len(emitted), sum(map(bool, drift)),
+            entropy=entropies, proposal_entropy=entropies[:-1], divergence=tuple(regrets), distance=tuple(regrets)))
+        # Behind the accepted prefix, what was read is stale and will be read again.
         for k in list(self._cached):
             if k == tier or (k in config.tiers and k < tier):
                 self._cached[k] = min(self._cached[k], self.prompt_length + self.position + at + accepted)
-        return emitted, drift
+        return emitted, [*drift, 0.0]
 
 
 def run(plant: Plant, controller: Controller, max_new_tokens: int, prompt_length: int = 32,

@@ -1,4 +1,4 @@
-"""The acceptance model finds a law that is known, is calibrated on traces it never saw, and is what replay asks off the text."""
+"""The acceptance model finds a known law, is calibrated on unseen traces, and is what replay asks off the text."""
 
 from __future__ import annotations
 
@@ -22,19 +22,41 @@ def agreement(entropy: np.ndarray) -> np.ndarray:
 def synthetic(traces: int, tiers: int = 2, n: int = 120, seed: int = 0) -> TraceSet:
     """Traces whose lower tiers agree with the target by `agreement`; where they do not, the regret is exponential."""
     rng = np.random.default_rng(seed)
-    header = Header(tuple(TierInfo(f"tier{k}") for k in range(tiers)), costs=CostModel({k: {1: 1.0 + 3 * k, 8: 2.0 + 3 * k} for k in range(tiers)}))
+    header = Header(
+        tuple(TierInfo(f"tier{k}") for k in range(tiers)),
+        costs=CostModel({k: {1: 1.0 + 3 * k, 8: 2.0 + 3 * k} for k in range(tiers)}),
+    )
     found = []
     for index in range(traces):
         entropy = rng.gamma(1.0, 1.2, (tiers, n)).astype(np.float32)
         ids = rng.integers(5, 50, n).astype(np.int32)
-        top = np.where(rng.random((tiers, n)) < agreement(entropy), ids, 60 + rng.integers(0, 3, (tiers, n))).astype(np.int32)
+        top = np.where(rng.random((tiers, n)) < agreement(entropy), ids, 60 + rng.integers(0, 3, (tiers, n))).astype(
+            np.int32
+        )
         top[-1] = ids
         gaps = rng.exponential(0.8, (len(DIVERGENCES), len(header.pairs), n)).astype(np.float32)
         for column, (low, high) in enumerate(header.pairs):
             gaps[:, column][:, top[low] == top[high]] = 0.0
         own = np.where(top == ids, 0.0, 1.0).astype(np.float32)
-        found.append(Trace("", str(index), 0, n, False, np.array([1, 2], np.int32), ids, top, -own, own, entropy, gaps,
-                           np.full((tiers, n), -1, np.int32), np.zeros((0, 3), np.int32), np.zeros((0, tiers), np.float32)))
+        found.append(
+            Trace(
+                "",
+                str(index),
+                0,
+                n,
+                False,
+                np.array([1, 2], np.int32),
+                ids,
+                top,
+                -own,
+                own,
+                entropy,
+                gaps,
+                np.full((tiers, n), -1, np.int32),
+                np.zeros((0, 3), np.int32),
+                np.zeros((0, tiers), np.float32),
+            )
+        )
     return TraceSet(header, found)
 
 
@@ -48,16 +70,18 @@ def test_it_finds_the_law(model) -> None:
     x = np.column_stack([np.zeros(12), entropy, np.full(12, 60), np.full(12, 2)])
     assert np.sqrt(np.mean((model.predict(x, 0, 1) - agreement(entropy)) ** 2)) < 0.07
     loose = x.copy()
-    loose[:, 0] = 1.0   # of those that differ, 1 - exp(-1 / .8) have a regret of at most 1
+    loose[:, 0] = 1.0  # of those that differ, 1 - exp(-1 / .8) have a regret of at most 1
     expected = agreement(entropy) + (1 - agreement(entropy)) * (1 - np.exp(-1.0 / 0.8))
     assert np.sqrt(np.mean((model.predict(loose, 0, 1) - expected) ** 2)) < 0.07
 
 
-def test_acceptance_never_falls_with_tau(model) -> None:
+def test_acceptance_never_falls_with_tau() -> None:
+    # Few traces: trees that were free to would fit their accidents.
+    model = AcceptanceModel.fit(synthetic(8, n=60, seed=5), taus=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
     rng = np.random.default_rng(1)
-    x = np.column_stack([np.zeros(50), rng.gamma(1.0, 1.2, 50), rng.integers(0, 120, 50), rng.integers(0, 8, 50)])
-    before = np.zeros(50)
-    for tau in np.linspace(0, 3, 31):
+    x = np.column_stack([np.zeros(500), rng.gamma(1.0, 1.2, 500), rng.integers(0, 60, 500), rng.integers(0, 8, 500)])
+    before = np.zeros(500)
+    for tau in np.linspace(0, 1.2, 25):
         x[:, 0] = tau
         now = model.predict(x, 0, 1)
         assert (now >= before - 1e-12).all()
@@ -75,7 +99,7 @@ def test_it_is_calibrated_on_traces_it_never_saw(model) -> None:
 
 def test_a_model_of_something_else_is_not_calibrated_here(model) -> None:
     other = synthetic(40, seed=3)
-    for trace in other:   # agreement now rises with entropy
+    for trace in other:  # agreement now rises with entropy
         trace.entropy[0] = 3.0 - trace.entropy[0]
     assert calibration_error(model.reliability(other, 0, 1)) > 0.1
 
@@ -87,7 +111,7 @@ def test_outcomes_follow_the_rule_position_by_position() -> None:
     trace.divergence[GAP, 0] = [0, 0, 0.3, 0, 2.0, 0]
     x, y = outcomes(traces, 0, 1, "logit_gap", (0.0, 0.5))
     assert y[:6].tolist() == [True, True, False, True, False, True] and y[6:].tolist() == [True] * 4 + [False, True]
-    assert x[:6, 3].tolist() == [0, 1, 2, 0, 1, 0]   # tokens since the last refusal, before this one
+    assert x[:6, 3].tolist() == [0, 1, 2, 0, 1, 0]  # tokens since the last refusal, before this one
     assert x[6:, 3].tolist() == [0, 1, 2, 3, 4, 0] and x[:, 0].tolist() == [0.0] * 6 + [0.5] * 6
     assert x[:6, 2].tolist() == list(range(6)) and x[:6, 1] == pytest.approx(trace.entropy[0])
 
@@ -105,7 +129,9 @@ class Constant:
 def test_replay_asks_it_off_the_text_and_nowhere_else() -> None:
     traces = synthetic(20, tiers=3)
     deep, two = PyramidConfig.simple((3, 12)), PyramidConfig.simple((3, 12), route=(0, 2))
-    never, always, learned = (Replay(traces, acceptance=one) for one in (Constant(0.0), Constant(1.0), AcceptanceModel.fit(traces)))
+    never, always, learned = (
+        Replay(traces, acceptance=one) for one in (Constant(0.0), Constant(1.0), AcceptanceModel.fit(traces))
+    )
     plain = Replay(traces)
     assert never.play(two).forwards == always.play(two).forwards == plain.play(two).forwards
     few, mean, many = (player.play(deep) for player in (always, plain, never))

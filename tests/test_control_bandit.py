@@ -87,6 +87,15 @@ def test_a_tier_that_left_the_route_is_not_chosen_again() -> None:
     assert len(with_draft) == 1
 
 
+def test_a_draft_that_is_always_refused_stays_on_the_first_rung() -> None:
+    free = {0: row(1e-6, 0.0), 1: row(1e-6, 0.0), 2: row(0.040, 0.0)}   # the account can pay for any length
+    curious = make_controller("epsilon_greedy", None, default_config(3), Pool(3, (0, 1, 2), CostModel(free), True))
+    stats = run(Plant(free, [Regime({0: 0.0, 1: 0.0})], seed=1), curious, 200)
+    drafting = [block.config for block in stats.blocks if len(block.config.route) > 1]
+    assert len(drafting) > 10
+    assert max(stage.length for config in drafting for stage in config.normalized().stages) == 1
+
+
 def test_a_policy_of_the_wrong_size_is_refused() -> None:
     arms = [PyramidConfig((StageConfig(4),), (1,)), PyramidConfig((StageConfig(4),), (0, 1))]
     with pytest.raises(ValueError, match="3 arms, expected 2"):

@@ -137,6 +137,21 @@ def test_a_change_of_text_is_noticed_and_no_change_is_not() -> None:
     assert shifting.rates(0.0).accept[:, 0, 0].min() < 0.6
 
 
+def test_old_verifications_fade() -> None:
+    config = PyramidConfig.simple([4], route=(0, 1))
+    estimates = Estimates(Forecast([config]), (0, 1), memory=10.0)
+
+    def show(accepted: int, times: int) -> None:
+        verification = Verification(1, 0, 4, accepted, int(accepted < 4), accepted + 1, 0, (), (), (), ())
+        for _ in range(times):
+            estimates.observe(BlockStats(config, 0, 10, accepted + 1, 0.1, (verification,)), greedy=True, arm=0)
+
+    show(4, 100)
+    assert estimates.tested[0].sum() == pytest.approx(4 / (1 - math.exp(-0.1)), rel=0.05)
+    show(0, 20)
+    assert rate(estimates, Pair(0, 1)) < 0.5
+
+
 def test_page_hinkley() -> None:
     test = PageHinkley(slack=0.1, threshold=1.0)
     assert not any(test.observe(0.1) for _ in range(100))

@@ -34,7 +34,9 @@ def test_the_shipped_table_is_what_its_comment_computes() -> None:
 def test_results_say_that_they_are_modelled() -> None:
     traces = synthetic(4, tiers=3)
     table = load_costs("gpu-24gb")
-    what_if, measured = Replay(traces, table).play(PyramidConfig.simple((3, 5))), Replay(traces).play(PyramidConfig.simple((3, 5)))
+    what_if, measured = Replay(traces, table).play(PyramidConfig.simple((3, 5))), Replay(traces).play(
+        PyramidConfig.simple((3, 5))
+    )
     assert any("what-if costs 'gpu-24gb', modelled and not measured" in label for label in what_if.labels)
     assert any("costs measured where the traces were recorded" in label for label in measured.labels)
     assert what_if.forwards == measured.forwards and what_if.seconds != measured.seconds
@@ -43,7 +45,9 @@ def test_results_say_that_they_are_modelled() -> None:
 
 def test_rows_are_chosen_for_traces_with_fewer_models() -> None:
     traces = synthetic(4, tiers=2)
-    with pytest.raises(ValueError, match="has the rows 1b, 3b, 8b, the traces have the models tier0, tier1: name 2 of the rows"):
+    with pytest.raises(
+        ValueError, match="has the rows 1b, 3b, 8b, the traces have the models tier0, tier1: name 2 of the rows"
+    ):
         Replay(traces, load_costs("gpu-24gb"))
     chosen = Replay(traces, load_costs("gpu-24gb", ["1b", "8b"])).costs
     assert chosen.seconds(0, 1) == 0.001842 and chosen.seconds(1, 1) == 0.009436
@@ -51,12 +55,21 @@ def test_rows_are_chosen_for_traces_with_fewer_models() -> None:
         load_costs("gpu-24gb", ["1b", "8bb"])
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({"rows": {}}, "rows must map model names"), ({"rows": {"a": {0: 1.0}}}, "whole number from 1, got 0"),
-    ({"rows": {"a": {1: -1.0}}}, "row 'a': seconds at width 1"), ({"rows": {"a": {"x": 1.0}}}, "whole number from 1, got 'x'"),
-    ({"row": {}}, "did you mean 'rows'"), ({"rows": {"a": 3}}, "must map widths")])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"rows": {}}, "rows must map model names"),
+        ({"rows": {"a": {0: 1.0}}}, "whole number from 1, got 0"),
+        ({"rows": {"a": {1: -1.0}}}, "row 'a': seconds at width 1"),
+        ({"rows": {"a": {"x": 1.0}}}, "whole number from 1, got 'x'"),
+        ({"row": {}}, "did you mean 'rows'"),
+        ({"rows": {"a": 3}}, "must map widths"),
+    ],
+)
 def test_mistakes_in_a_file_are_named(tmp_path: Path, change, sentence) -> None:
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"name": "own", "description": "d", "rows": {"a": {1: 0.1}}} | change))
+    (tmp_path / "own.yaml").write_text(
+        yaml.safe_dump({"name": "own", "description": "d", "rows": {"a": {1: 0.1}}} | change)
+    )
     with pytest.raises((ValueError, TypeError), match=sentence):
         load_costs(tmp_path / "own.yaml")
 

@@ -14,7 +14,8 @@ from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.throughput import CostModel
 from recorded import Pool, costs, repetitive
-from tiny import BOS, EOS, graded_family, tiny_model
+from test_acceptance import synthetic
+from tiny import BOS, EOS, graded_family, perturbed, tiny_model
 from tuning.hindsight import hindsight
 from tuning.replay import Replay, replay
 from tuning.traces import TraceSet
@@ -51,7 +52,9 @@ def copying() -> Pool:
 
 def known(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
     """Equal where replay knows a value at all."""
-    return len(ours) == len(theirs) and all(math.isnan(a) or a == pytest.approx(b, abs=1e-4) for a, b in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(
+        math.isnan(a) or a == pytest.approx(b, abs=1e-4) for a, b in zip(ours, theirs)
+    )
 
 
 def compare(pool: Pool, config, method="pyramid") -> Counter:
@@ -60,18 +63,24 @@ def compare(pool: Pool, config, method="pyramid") -> Counter:
     seen: Counter = Counter()
     for trace in range(len(pool.traces)):
         plant = player.plant(trace)
-        cold = True   # whether the caches before this block are what the decoder's are
+        cold = True  # whether the caches before this block are what the decoder's are
         for theirs in pool.blocks(trace, config, method):
             table, _ = player.details(theirs.config)
             row = int(np.searchsorted(table.starts, player.flat.first[trace] + theirs.position))
             ours = plant.step(theirs.config)
-            assert (ours.position, ours.context, ours.tokens, ours.origins) == (theirs.position, theirs.context, theirs.tokens, theirs.origins)
+            assert (ours.position, ours.context, ours.tokens, ours.origins) == (
+                theirs.position,
+                theirs.context,
+                theirs.tokens,
+                theirs.origins,
+            )
             certain = not table.estimated[row] and not (table.unseen[row] and pool.traces.header.eos)
             seen["certain" if certain else "estimated"] += 1
             if certain and cold:
+
                 def by_tier(block):
                     rows = [(f.tier, f.width, f.needed, f.context) for f in block.forwards]
-                    return sorted(rows, key=lambda forward: forward[0])   # stable: order within a tier counts
+                    return sorted(rows, key=lambda forward: forward[0])  # stable: order within a tier counts
 
                 assert by_tier(ours) == by_tier(theirs)
             if certain:
@@ -120,6 +129,31 @@ def test_early_stops_are_exact_along_the_text(plain) -> None:
     assert seen["certain"] > 50
 
 
+def test_a_lookup_knows_of_its_block_only_what_was_verified_before() -> None:
+    """Text that repeats itself: the latest source of a copy lies inside the block that is being proposed."""
+    target = tiny_model("llama", eos_token_id=None, initializer_range=0.02)
+    tiers = [Lookup(3, 1), perturbed(target, 0.01), target]
+    pool = Pool.of(tiers, PROMPTS, NEW)
+    assert any(len(set(trace.ids[-10:].tolist())) < 5 for trace in pool.traces)
+    seen: Counter = Counter()
+    for lengths in ((1, 8), (2, 12), (3, 7)):
+        seen += compare(pool, PyramidConfig.simple(lengths))
+    assert seen["accepted"] > 20 and seen["certain"] > 5
+
+
+def test_a_mid_tier_that_accepts_an_end_of_text_proposes_nothing_behind_it() -> None:
+    """Draft and qualifier write EOS where the target does not: the stage ends there, without a token of its own."""
+    traces = synthetic(1, tiers=3, n=8)
+    trace = traces[0]
+    trace.top[:] = trace.ids
+    trace.top[:2, 2] = EOS
+    played = Replay(TraceSet(replace(traces.header, eos=(EOS,)), traces.traces)).table(PyramidConfig.simple((4, 6)))
+    middle, last = ({name: int(values[0]) for name, values in played.counts[tier].items()} for tier in (1, 2))
+    assert middle == {"rounds": 1, "proposed": 3, "accepted": 3, "rejected": 0, "emitted": 3}
+    assert last == {"rounds": 1, "proposed": 3, "accepted": 2, "rejected": 1, "emitted": 3}
+    assert played.forwards[0][0] == 3 and not played.estimated[0] and played.unseen[0] == 0
+
+
 def test_four_tiers() -> None:
     pool = Pool.of(graded_family("llama", 4, eos_token_id=None), PROMPTS[:1], 24)
     seen: Counter = Counter()
@@ -139,7 +173,7 @@ def test_tiers_leave_the_route_where_their_context_or_vocabulary_ends() -> None:
     short = tiny_model("gpt2", vocab_size=64, eos_token_id=None, n_positions=20)
     narrow = tiny_model("llama", vocab_size=60, seed=3, eos_token_id=None)
     pool = Pool.of([narrow, short, target], PROMPTS, NEW)
-    assert any((trace.ids >= 60).any() for trace in pool.traces)   # an id that the narrow tier cannot embed
+    assert any((trace.ids >= 60).any() for trace in pool.traces)  # an id that the narrow tier cannot embed
     for config in configs(lengths=[(2, 3), (3, 9)]):
         player = Replay(pool.traces)
         for trace in range(len(pool.traces)):
@@ -163,13 +197,24 @@ def test_sums_are_those_of_the_blocks(plain, copying) -> None:
                 while not plant.finished:
                     found.append(plant.step(config))
             flat = [block for found in blocks for block in found]
-            assert played.blocks == len(flat) and played.tokens == sum(block.tokens for block in flat) == pool.traces.tokens
-            assert played.forwards == {tier: sum(f.tier == tier for block in flat for f in block.forwards) for tier in played.forwards}
-            assert played.by_trace["seconds"] == pytest.approx([sum(block.seconds for block in found) for found in blocks])
+            assert (
+                played.blocks == len(flat)
+                and played.tokens == sum(block.tokens for block in flat) == pool.traces.tokens
+            )
+            assert played.forwards == {
+                tier: sum(f.tier == tier for block in flat for f in block.forwards) for tier in played.forwards
+            }
+            assert played.by_trace["seconds"] == pytest.approx(
+                [sum(block.seconds for block in found) for found in blocks]
+            )
             assert played.seconds == pytest.approx(played.by_trace["seconds"].sum())
             for tier, stage in played.stages.items():
                 mine = [v for block in flat for v in block.verifications if v.tier == tier]
-                assert (stage.rounds, stage.accepted, stage.emitted) == (len(mine), sum(v.accepted for v in mine), sum(v.emitted for v in mine))
+                assert (stage.rounds, stage.accepted, stage.emitted) == (
+                    len(mine),
+                    sum(v.accepted for v in mine),
+                    sum(v.emitted for v in mine),
+                )
 
 
 @pytest.mark.parametrize("route", [(0, 2), (1, 2)], ids=str)
@@ -180,9 +225,13 @@ def test_two_tier_results_are_exact_and_equal_the_decoders_totals(plain, route) 
     assert played.exact and played.blocks == len(blocks)
     assert played.forwards == Counter(f.tier for block in blocks for f in block.forwards)
     table = plain.traces.header.costs
-    assert played.seconds == pytest.approx(sum(table.seconds(f.tier, f.width) for block in blocks for f in block.forwards))
+    assert played.seconds == pytest.approx(
+        sum(table.seconds(f.tier, f.width) for block in blocks for f in block.forwards)
+    )
     stage = played.stages[2]
-    assert stage.acceptance_length == pytest.approx(played.tokens / played.blocks) and 0.2 < stage.acceptance_rate < 0.95
+    assert (
+        stage.acceptance_length == pytest.approx(played.tokens / played.blocks) and 0.2 < stage.acceptance_rate < 0.95
+    )
 
 
 def test_deeper_routes_keep_tokens_and_target_passes_exact_and_estimate_the_rest_well(plain) -> None:
@@ -204,8 +253,12 @@ def test_target_only_is_the_reference(plain) -> None:
     assert played.blocks == played.tokens and played.exact
     warm = replay(plain.traces, PyramidConfig.simple((3, 5), route=(2,)), prefill=False)
     assert warm.prefill_seconds == 0 and played.seconds == pytest.approx(warm.seconds + played.prefill_seconds)
-    assert played.prefill_seconds == pytest.approx(sum(
-        plain.traces.header.costs.seconds(2, len(prompt)) - plain.traces.header.costs.seconds(2, 1) for prompt in PROMPTS))
+    assert played.prefill_seconds == pytest.approx(
+        sum(
+            plain.traces.header.costs.seconds(2, len(prompt)) - plain.traces.header.costs.seconds(2, 1)
+            for prompt in PROMPTS
+        )
+    )
 
 
 def test_a_trace_replays_alone_as_in_its_set(plain) -> None:
@@ -214,13 +267,21 @@ def test_a_trace_replays_alone_as_in_its_set(plain) -> None:
     for index in range(len(plain.traces)):
         alone = Replay(plain.traces.select(indices=[index])).play(config)
         assert alone.blocks == whole["blocks"][index]
-        assert alone.seconds == pytest.approx(whole["seconds"][index], rel=0.1)   # off the text, rates lean on the set's mean
+        assert alone.seconds == pytest.approx(
+            whole["seconds"][index], rel=0.1
+        )  # off the text, rates lean on the set's mean
 
 
 def test_a_drifting_target_stage_is_estimated_and_its_drift_counted(plain) -> None:
-    strict, loose = (replay(plain.traces, PyramidConfig.simple((3, 5), (0.0, tau), (1, 2)), method="fsd") for tau in (0.0, 0.3))
+    strict, loose = (
+        replay(plain.traces, PyramidConfig.simple((3, 5), (0.0, tau), (1, 2)), method="fsd") for tau in (0.0, 0.3)
+    )
     assert strict.drift == 0 and not strict.exact and "drifting" in " ".join(strict.labels)
-    assert loose.drift > 0 and loose.blocks < strict.blocks and loose.stages[2].acceptance_rate > strict.stages[2].acceptance_rate
+    assert (
+        loose.drift > 0
+        and loose.blocks < strict.blocks
+        and loose.stages[2].acceptance_rate > strict.stages[2].acceptance_rate
+    )
     ours = Replay(plain.traces, method="fsd").plant(0)
     drift = 0.0
     while not ours.finished:
@@ -230,16 +291,20 @@ def test_a_drifting_target_stage_is_estimated_and_its_drift_counted(plain) -> No
 
 
 def test_sampling_agrees_as_often_as_the_distributions_overlap() -> None:
-    pool = Pool.of(graded_family("llama", 3, sigmas=(0.1, 0.05), eos_token_id=None), [[BOS, i, i + 1] for i in range(5, 17)], 64)
+    pool = Pool.of(
+        graded_family("llama", 3, sigmas=(0.1, 0.05), eos_token_id=None), [[BOS, i, i + 1] for i in range(5, 17)], 64
+    )
     pairs = {route: pool.traces.pair(*route) for route in ((0, 2), (1, 2))}
     for route, pair in pairs.items():
         expected = np.mean([1 - trace.divergence[1, pair].mean() for trace in pool.traces])
         played = replay(pool.traces, PyramidConfig.simple((1, 1), route=route), do_sample=True, method="polybasic")
         assert played.stages[2].acceptance_rate == pytest.approx(expected, abs=0.06)
         assert not played.exact and any("sampling" in label for label in played.labels)
-    coupled, exact = (replay(pool.traces, PyramidConfig.simple((1, 4), route=(0, 2)), do_sample=True, method=method).blocks
-                      for method in (Method("keyed", "match", "match"), "polybasic"))
-    assert coupled > exact   # (1 - TV) / (1 + TV) accepts less than 1 - TV
+    coupled, exact = (
+        replay(pool.traces, PyramidConfig.simple((1, 4), route=(0, 2)), do_sample=True, method=method).blocks
+        for method in (Method("keyed", "match", "match"), "polybasic")
+    )
+    assert coupled > exact  # (1 - TV) / (1 + TV) accepts less than 1 - TV
 
 
 def test_hindsight_orders_what_may_change_and_finds_the_best_path(plain) -> None:
@@ -276,7 +341,9 @@ def test_mistakes_are_named(plain, copying) -> None:
         replay(plain.traces, config, method="pyramyd")
     with pytest.raises(ValueError, match="no trace 9|trace must be in"):
         Replay(plain.traces).plant(9)
-    four = Pool.of([*graded_family("llama", 2, eos_token_id=None)[:1], Lookup(), tiny_model(eos_token_id=None)], PROMPTS[:1], 8)
+    four = Pool.of(
+        [*graded_family("llama", 2, eos_token_id=None)[:1], Lookup(), tiny_model(eos_token_id=None)], PROMPTS[:1], 8
+    )
     with pytest.raises(ValueError, match="only stand at the bottom"):
         replay(four.traces, config)
     plant = Replay(plain.traces).plant()

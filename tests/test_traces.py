@@ -21,7 +21,7 @@ from tuning import recording, traces as module
 from tuning.copying import Copies
 from tuning.recording import record, record_task, tier_infos
 from tuning.tasks import load_task
-from tuning.traces import DIVERGENCES, NOTHING, Header, TraceSet
+from tuning.traces import DIVERGENCES, Header, TraceSet
 
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 5, 9, 7]]
 NEW = 20
@@ -37,7 +37,7 @@ def rows(model, trace) -> torch.Tensor:
     """Logits at every position of the answer, by one plain forward without a cache."""
     ids = torch.tensor([[*trace.prompt.tolist(), *trace.ids.tolist()]])
     with torch.no_grad():
-        return model(ids[:, :-1], use_cache=False).logits[0, -len(trace):].float().cpu()
+        return model(ids[:, :-1], use_cache=False).logits[0, -len(trace) :].float().cpu()
 
 
 def test_a_trace_says_what_the_models_say(pool) -> None:
@@ -50,7 +50,9 @@ def test_a_trace_says_what_the_models_say(pool) -> None:
             log_p = logits.log_softmax(-1)
             assert trace.top[tier].tolist() == logits.argmax(-1).tolist()
             assert trace.logprob[tier] == pytest.approx(log_p.gather(1, ids[:, None])[:, 0].numpy(), abs=1e-4)
-            assert trace.gap[tier] == pytest.approx((log_p.max(-1).values - log_p.gather(1, ids[:, None])[:, 0]).numpy(), abs=1e-4)
+            assert trace.gap[tier] == pytest.approx(
+                (log_p.max(-1).values - log_p.gather(1, ids[:, None])[:, 0]).numpy(), abs=1e-4
+            )
             assert trace.entropy[tier] == pytest.approx(-(log_p.exp() * log_p).sum(-1).numpy(), abs=1e-4)
         pair = pool.traces.pair(1, 2)
         for row, name in enumerate(DIVERGENCES):
@@ -101,23 +103,31 @@ def test_copies_are_what_the_lookup_finds_from_every_block_start(sizes) -> None:
                 if expected:
                     length, token = copies.match(position, source)
                     rest = text[8 + position :]
-                    agree = next((i for i, (a, b) in enumerate(zip(expected, rest)) if a != b), min(len(expected), len(rest)))
+                    agree = next(
+                        (i for i, (a, b) in enumerate(zip(expected, rest)) if a != b), min(len(expected), len(rest))
+                    )
                     assert min(length, 10) == agree and min(copies.available(position, source), 10) == len(expected)
                     if token >= 0:
                         departed += 1
                         assert (position + length, token) in departures
-                sequence.ids.append(text[8 + position])   # a mid tier's own token: not verified, so not indexed
+                sequence.ids.append(text[8 + position])  # a mid tier's own token: not verified, so not indexed
     assert found > 500 and departed > 100
 
 
 def test_a_set_survives_the_disk(pool, tmp_path) -> None:
     ending = replace(pool.traces[1], task="other", ended=True)
-    given = TraceSet(replace(pool.traces.header, costs=CostModel({1: {1: 0.5, 8: 0.75}, 2: {1: 2.0}}), versions={"torch": "2"}),
-                     [pool.traces[0], ending])
+    given = TraceSet(
+        replace(pool.traces.header, costs=CostModel({1: {1: 0.5, 8: 0.75}, 2: {1: 2.0}}), versions={"torch": "2"}),
+        [pool.traces[0], ending],
+    )
     given.save(tmp_path / "traces.npz")
     read = TraceSet.load(tmp_path / "traces.npz")
     assert read.header.to_dict() == given.header.to_dict() and read.header.differences(given.header) == []
-    assert [trace.key for trace in read] == [trace.key for trace in given] and read[1].ended and read.tasks == ["", "other"]
+    assert (
+        [trace.key for trace in read] == [trace.key for trace in given]
+        and read[1].ended
+        and read.tasks == ["", "other"]
+    )
     for mine, theirs in zip(given, read):
         for name in (*module._BY_TOKEN, *module._BY_ROW):
             assert np.array_equal(getattr(mine, name), getattr(theirs, name), equal_nan=name not in ("ids", "prompt"))
@@ -156,7 +166,9 @@ def test_only_models_and_lookups_can_be_recorded(pool) -> None:
 def test_tasks_are_recorded_turn_by_turn_and_once(pool) -> None:
     model = tiny_model(max_position_embeddings=4096)
     decoder = PyramidDecoder([perturbed(model, 0.02), model])
-    task = replace(load_task("spec_bench"), examples=[e for e in load_task("spec_bench").examples if len(e.turns) > 1][:2])
+    task = replace(
+        load_task("spec_bench"), examples=[e for e in load_task("spec_bench").examples if len(e.turns) > 1][:2]
+    )
     found = TraceSet(Header(tier_infos(decoder)))
     tokenizer = tiny_tokenizer()
     record_task(found, decoder, tokenizer, task, 6)
@@ -166,6 +178,7 @@ def test_tasks_are_recorded_turn_by_turn_and_once(pool) -> None:
     before = list(found)
     record_task(found, decoder, tokenizer, task, 6)
     assert all(a is b for a, b in zip(before, found)) and len(found) == 4
+    assert "not the benchmark" in found.header.labels["spec_bench"]
     with pytest.raises(ValueError, match="max_new_tokens=6, now 7"):
         record_task(found, decoder, tokenizer, task, 7)
     other = replace(task, examples=[replace(task.examples[0], turns=("something else", "and more"))])
@@ -181,13 +194,29 @@ def family_file(tmp_path_factory) -> Path:
     for name, model in (("draft", perturbed(target, 0.02)), ("target", target)):
         model.save_pretrained(folder / name)
         tiny_tokenizer().save_pretrained(folder / name)
-    tiers = [{"name": "lookup", "lookup": True}, {"name": "draft", "repo": "draft"}, {"name": "target", "repo": "target"}]
+    tiers = [
+        {"name": "lookup", "lookup": True},
+        {"name": "draft", "repo": "draft"},
+        {"name": "target", "repo": "target"},
+    ]
     (folder / "tiny.yaml").write_text(yaml.safe_dump({"name": "tiny", "tiers": tiers}))
     return folder / "tiny.yaml"
 
 
 def command(family_file: Path, out: Path, *more: str) -> list[str]:
-    return ["--task", "prompts", "--family", str(family_file), "--dtype", "float32", "--max-new-tokens", "8", "--out", str(out), *more]
+    return [
+        "--task",
+        "prompts",
+        "--family",
+        str(family_file),
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "8",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def test_the_command_resumes_and_adds(family_file, tmp_path, capsys) -> None:
@@ -200,17 +229,20 @@ def test_the_command_resumes_and_adds(family_file, tmp_path, capsys) -> None:
     assert module.main(command(family_file, out, "--limit", "4", "--no-costs")) == 0
     again = TraceSet.load(out)
     assert len(again) > len(first) and [trace.key for trace in again][: len(first)] == [trace.key for trace in first]
-    assert again.header.costs.to_dict() == first.header.costs.to_dict()   # measured once
+    assert again.header.costs.to_dict() == first.header.costs.to_dict()  # measured once
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (["--dtype", "float64"], "recorded otherwise (dtype: 'float32' there, 'float64' here)"),
-    (["--max-new-tokens", "9"], "max_new_tokens=8, now 9 is asked for"),
-    (["--task", "prompts", "csqa", "--data", "x.jsonl"], "--data belongs to one task, got 2"),
-    (["--task", "prompz"], "did you mean 'prompts'"),
-    (["--tusk", "csqa"], "did you mean '--task'"),
-    (["--out", "traces.txt"], "--out must be a file that ends in .npz"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (["--dtype", "float64"], "recorded otherwise (dtype: 'float32' there, 'float64' here)"),
+        (["--max-new-tokens", "9"], "max_new_tokens=8, now 9 is asked for"),
+        (["--task", "prompts", "csqa", "--data", "x.jsonl"], "--data belongs to one task, got 2"),
+        (["--task", "prompz"], "did you mean 'prompts'"),
+        (["--tusk", "csqa"], "did you mean '--task'"),
+        (["--out", "traces.txt"], "--out must be a file that ends in .npz"),
+    ],
+)
 def test_mistakes_on_the_command_line_are_one_sentence(family_file, tmp_path, capsys, change, sentence) -> None:
     out = tmp_path / "traces.npz"
     if sentence.startswith(("recorded", "max_new")):

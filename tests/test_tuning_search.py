@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from adaptive_pyramid import AdaptivePyramid, Profile
 from tiny_search import QUESTIONS, TOKENS, search, tiny_family
-from tuning import storage
+from tuning import results, storage
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -144,6 +144,9 @@ def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path) -> 
     trials = storage.finished(load_study(out))
     assert len(trials) == 7 and [(trial.number, trial.value) for trial in trials][: len(kept)] == kept
     assert Profile.load(out).study["trials"] == 7
+    # What Ctrl-C cut short was measured in the second run.
+    broken = [trial.params for trial in load_study(out).trials if trial.state == TrialState.FAIL]
+    assert broken and all(params in [trial.params for trial in trials] for params in broken)
 
 
 def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
@@ -161,6 +164,10 @@ def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     (["--task", "csqa", "--questions", "5000"], "--questions 5000 leaves nothing to calibrate on"),
     (["--task", "csqa", "--max-new-tokens", "-1"], "--max-new-tokens must be at least 2, got -1"),
     (["--task", "csqa", "--min-score", "2"], "--min-score must be a finite number in [0, 1], got 2.0"),
+    (["--task", "csqa", "--sampler", "gpp"], "unknown --sampler 'gpp'; did you mean 'gp'?"),
+    (["--task", "csqa", "--clock", "walll"], "unknown --clock 'walll'; did you mean 'wall'?"),
+    (["--task", "csqa", "--min-gain", "0.1", "--sampler", "tpe"], "--min-gain needs the sampler gp"),
+    (["--task", "csqa", "--multi-objective", "--min-score", "0.1"], "--multi-objective shows the whole front, so it takes no limits"),
     (["--task", "csqa", "--data", "missing.jsonl"], "missing.jsonl"),
     (["--task", "csqa", "--data", "broken.jsonl"], "broken.jsonl"),
     (["--task", "broken.yaml"], "broken.yaml"),
@@ -192,3 +199,45 @@ def test_storages_that_cannot_be_opened(tmp_path, monkeypatch, url, expected) ->
 def test_help_needs_no_torch() -> None:
     code = "import sys, tuning.search as s\ntry: s.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True).returncode == 0
+
+
+def test_the_model_clock_prices_what_happened(tmp_path, family) -> None:
+    outcome = search(tmp_path / "m.yaml", trials=4, family=family, clock="model")
+    assert "speed_ratio_hf" not in outcome.profile.measured and outcome.profile.study["clock"] == "model"
+    for trial in load_study(tmp_path / "m.yaml").trials:
+        # The replay knows every two-tier route on its own prompts exactly; on others it is a good guess.
+        assert trial.user_attrs["ratio"] == pytest.approx(trial.user_attrs["predicted_ratio"], rel=0.5)
+        assert len({round(a, 9) for a, _ in trial.user_attrs["seconds"]}) <= QUESTIONS
+
+
+def test_a_study_ends_early_when_little_is_to_be_gained(tmp_path, family, capsys) -> None:
+    search(tmp_path / "early.yaml", trials=9, family=family, clock="model", min_gain=0.9)
+    assert len(load_study(tmp_path / "early.yaml").trials) == 6   # the prior's
+    assert "the study ends here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_by_flag(tmp_path, family, sampler) -> None:
+    search(tmp_path / "s.yaml", trials=4, family=family, clock="model", sampler=sampler, questions=1)
+    assert len(storage.finished(load_study(tmp_path / "s.yaml"))) == 4
+
+
+def test_two_objectives_show_the_front(tmp_path, family, capsys) -> None:
+    outcome = search(tmp_path / "two.yaml", trials=4, method="fsd", family=family, clock="model", multi_objective=True)
+    study = load_study(tmp_path / "two.yaml")
+    assert len(study.directions) == 2 and all(len(trial.values) == 2 and not trial.constraints for trial in study.trials)
+    assert "no trial is pruned" in capsys.readouterr().err and outcome.profile is not None
+    front = {trial.number for trial in study.trials if trial.user_attrs["ratio"] == max(t.user_attrs["ratio"] for t in study.trials)}
+    assert front <= results.front(study.trials)
+
+
+def test_pruning_starts_at_twelve_questions(tmp_path, family, monkeypatch) -> None:
+    def never_slow_at_first(self, study, trial) -> bool:
+        return trial.number == 1
+
+    monkeypatch.setattr(optuna.pruners.WilcoxonPruner, "prune", never_slow_at_first)
+    outcome = search(tmp_path / "p.yaml", trials=2, family=family, clock="model", questions=14, max_new_tokens=2)
+    first, second = load_study(tmp_path / "p.yaml").trials
+    assert first.state == TrialState.COMPLETE and first.user_attrs["prompts"] == 14
+    assert second.state == TrialState.PRUNED and second.user_attrs["prompts"] == 12 and "score" not in second.user_attrs
+    assert outcome.profile.study["best_trial"] == 0 and outcome.profile.study["trials"] == 2

@@ -348,6 +348,29 @@ def test_equal_laws_are_always_accepted_and_leave_no_residual():
         assert verdict.n_accepted == 1
 
 
+def test_a_token_that_the_verifier_rules_out_is_refused_even_at_zero():
+    sampler = Sampler(True, warpers(top_k=2))
+    logits, draft_logits = random_logits(6)
+    scores, law = sampler.scores(logits, None, Tokens()), sampler.law(draft_logits)
+    x = int(sampler.law(scores)[0].argmin())
+    for rule, proposed in itertools.product(("exact", "relaxed"), (law, None)):
+        noise = GivenNoise()
+        noise.values = [0.0, 0.0]
+        verdict = Verifier(rule, "js", sampler, noise).verify(Proposal(Tokens([x]), 0, [0], laws=proposed), logits, scores, 0.0, 7)
+        assert verdict.n_accepted == 0 and sampler.law(scores)[0, verdict.tokens[0]] > 0
+
+
+def test_near_ties_are_counted_and_leave_the_scores_alone():
+    scores = torch.tensor([[3.0, 2.999, -5.0], [3.0, 2.5, -torch.inf], [-2.0, -2.001, -2.002]])
+    before = scores.clone()
+    sampler = Sampler(False)
+    verdict = Verifier("exact", "js", sampler, None, rounding=2**-8).verify(
+        Proposal(Tokens([0, 0]), 0, [0, 0]), scores, scores, 0.0, 7)
+    assert verdict.near_ties == [True, False, True]
+    assert torch.equal(scores, before)
+    assert Verifier("exact", "js", sampler, None).verify(None, scores[:1], scores[:1], 0.0, 7).near_ties == []
+
+
 def test_inverse_cdf_never_draws_an_index_without_mass():
     masses = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]]).expand(5, -1)
     uniforms = torch.tensor([0.0, 0.29999, 0.30001, 0.999, 1 - 2.0**-24])

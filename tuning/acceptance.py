@@ -4,8 +4,8 @@
     print(reliability_table(model.reliability(held_out_traces, 0, 2)))
     Replay(traces, costs, acceptance=model)
 
-Gradient-boosted trees, monotone in tau, and isotonic regression on traces that the trees never saw. Replay asks it where
-the recorded text ends: behind a token that a mid tier prefers to the target's.
+Gradient-boosted trees, monotone in tau, and isotonic regression on traces that the trees never saw. Replay asks it
+where the recorded text ends: behind a token that a mid tier prefers to the target's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ FEATURES = ("tau", "proposer's entropy (nats)", "position in the answer", "token
 # Denser where thresholds are set; 0 is the strict rule.
 _NATS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0)
 _SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)
-TAUS = {"logit_gap": _NATS, "kl": _NATS, "kl_rev": _NATS, "tv": _SHARES, "js": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)}
+TAUS = {
+    "logit_gap": _NATS,
+    "kl": _NATS,
+    "kl_rev": _NATS,
+    "tv": _SHARES,
+    "js": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+}
 _CALIBRATION_SHARE = 1 / 3
 _FEWEST_TRACES = 4
-_LEAF = 30   # positions per leaf, each of which counts once per tau
+_LEAF = 30  # positions per leaf, each of which counts once per tau
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,9 @@ class AcceptanceModel:
         self.taus = tuple(self.taus) or TAUS[self.divergence]
 
     @classmethod
-    def fit(cls, traces: TraceSet, divergence: str = "logit_gap", taus: Sequence[float] = (), seed: int = 0) -> AcceptanceModel:
+    def fit(
+        cls, traces: TraceSet, divergence: str = "logit_gap", taus: Sequence[float] = (), seed: int = 0
+    ) -> AcceptanceModel:
         """Learn from `traces`: trees from two thirds of them, calibration from the others.
 
         Raises:
@@ -75,14 +83,19 @@ class AcceptanceModel:
         order = np.random.default_rng(seed).permutation(len(traces))
         held = max(1, round(_CALIBRATION_SHARE * len(traces)))
         for pair in pairs:
-            fitted, kept = (outcomes(traces.select(indices=part), *pair, divergence, model.taus) for part in (order[held:], order[:held]))
+            fitted, kept = (
+                outcomes(traces.select(indices=part), *pair, divergence, model.taus)
+                for part in (order[held:], order[:held])
+            )
             model._pairs[pair] = _Calibrated.fit(*fitted, *kept, leaf=_LEAF * len(model.taus), seed=seed)
         return model
 
     def predict(self, x: np.ndarray, proposer: int, verifier: int) -> np.ndarray:
         """Probabilities for rows of FEATURES, float [n]; ValueError for a pair that was not learned."""
         if (proposer, verifier) not in self._pairs:
-            raise ValueError(f"no acceptance was learned for the tiers {(proposer, verifier)}; expected one of {sorted(self._pairs)}")
+            raise ValueError(
+                f"no acceptance was learned for the tiers {(proposer, verifier)}; expected one of {sorted(self._pairs)}"
+            )
         return self._pairs[proposer, verifier](x)
 
     def probabilities(self, traces: TraceSet, proposer: int, verifier: int, tau: float) -> list[np.ndarray]:
@@ -94,13 +107,16 @@ class AcceptanceModel:
         return found
 
     def reliability(self, traces: TraceSet, proposer: int, verifier: int, bins: int = 10) -> list[ReliabilityBin]:
-        """Predicted against observed acceptance on `traces` (which the model should not have seen), in equal-width bins."""
+        """Predicted against observed acceptance on `traces`, which the model should not have seen, in equal bins."""
         check_int("bins", bins, 1)
         x, y = outcomes(traces, proposer, verifier, self.divergence, self.taus)
         predicted = self.predict(x, proposer, verifier)
         which = np.minimum((predicted * bins).astype(int), bins - 1)
-        return [ReliabilityBin(float(predicted[which == i].mean()), float(y[which == i].mean()), int((which == i).sum()))
-                for i in range(bins) if (which == i).any()]
+        return [
+            ReliabilityBin(float(predicted[which == i].mean()), float(y[which == i].mean()), int((which == i).sum()))
+            for i in range(bins)
+            if (which == i).any()
+        ]
 
 
 @dataclass(frozen=True)
@@ -111,11 +127,19 @@ class _Calibrated:
     isotonic: IsotonicRegression
 
     @classmethod
-    def fit(cls, x: np.ndarray, y: np.ndarray, held_x: np.ndarray, held_y: np.ndarray, leaf: int, seed: int) -> _Calibrated:
+    def fit(
+        cls, x: np.ndarray, y: np.ndarray, held_x: np.ndarray, held_y: np.ndarray, leaf: int, seed: int
+    ) -> _Calibrated:
         trees = None
         if len(np.unique(y)) == 2:
-            trees = HistGradientBoostingClassifier(max_iter=60, max_leaf_nodes=12, min_samples_leaf=leaf, learning_rate=0.1,
-                                                   monotonic_cst=[1, 0, 0, 0], random_state=seed).fit(x, y)
+            trees = HistGradientBoostingClassifier(
+                max_iter=60,
+                max_leaf_nodes=12,
+                min_samples_leaf=leaf,
+                learning_rate=0.1,
+                monotonic_cst=[1, 0, 0, 0],
+                random_state=seed,
+            ).fit(x, y)
         isotonic = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
         return cls(trees, isotonic.fit(cls._scores(trees, held_x), held_y))
 
@@ -132,7 +156,9 @@ def model_pairs(traces: TraceSet) -> list[tuple[int, int]]:
     return [pair for pair in traces.header.pairs if pair[0] in traces.header.models]
 
 
-def outcomes(traces: TraceSet, proposer: int, verifier: int, divergence: str, taus: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def outcomes(
+    traces: TraceSet, proposer: int, verifier: int, divergence: str, taus: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
     """(float [n, 4] by FEATURES, bool [n] accepted) for every position of every trace at every tau."""
     pair = traces.pair(proposer, verifier)
     parts = [_rows(trace, pair, proposer, verifier, divergence, tau) for trace in traces for tau in taus]
@@ -141,13 +167,17 @@ def outcomes(traces: TraceSet, proposer: int, verifier: int, divergence: str, ta
     return x[known], y[known] > 0
 
 
-def _rows(trace: Trace, pair: int, proposer: int, verifier: int, divergence: str, tau: float) -> tuple[np.ndarray, np.ndarray]:
+def _rows(
+    trace: Trace, pair: int, proposer: int, verifier: int, divergence: str, tau: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(float [N, 4], float [N]: 1 accepted, 0 refused, NaN not recorded) of one trace at one tau."""
     low, high = trace.top[proposer], trace.ids if verifier == len(trace.top) - 1 else trace.top[verifier]
-    accepted = ((low == high) | ((tau > 0) & (trace.divergence[DIVERGENCES.index(divergence), pair] <= tau))).astype(float)
+    accepted = ((low == high) | ((tau > 0) & (trace.divergence[DIVERGENCES.index(divergence), pair] <= tau))).astype(
+        float
+    )
     accepted[(low == NOTHING) | (high == NOTHING)] = np.nan
     here = np.arange(len(trace))
-    last = np.maximum.accumulate(np.where(accepted == 1, -1, here))   # the latest refusal up to and including here
+    last = np.maximum.accumulate(np.where(accepted == 1, -1, here))  # the latest refusal up to and including here
     since = here - np.r_[-1, last[:-1]] - 1
     return np.column_stack([np.full(len(trace), tau), trace.entropy[proposer], here, since]), accepted
 

@@ -18,75 +18,19 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig, Route, StageConfig
 from adaptive_pyramid.decoding.method import Method
-from adaptive_pyramid.throughput import CostModel
+from tuning.block_table import COUNTS, BlockTable, Event, Prices
 from tuning.flat import FAR, NO_TOKEN, FlatTraces
 from tuning.traces import Header
 
-COUNTS = ("rounds", "proposed", "accepted", "rejected", "emitted")
 
-
-class Prices:
-    """A cost table as dense arrays, so that many forwards are priced by one index.
-
-    Raises:
-        ValueError: a tier with a model has no costs (CostModel would call it free).
-    """
-
-    def __init__(self, costs: CostModel, header: Header, widest: int) -> None:
-        missing = [header.tiers[tier].name for tier in header.models if tier not in costs.table]
-        if missing:
-            raise ValueError(f"the cost table has no row for {', '.join(missing)}; expected one for every tier with a model")
-        self.rows = {tier: np.array([costs.seconds(tier, width) for width in range(widest + 1)]) for tier in header.models}
-
-    def __call__(self, tier: int, width: np.ndarray | int) -> np.ndarray:
-        return self.rows[tier][width]
-
-
-@dataclass
-class Event:
-    """One draft (tier proposes, `accepted` None) or verification, for the lanes (rows of the table) it happened in."""
-
-    tier: int
-    lane: np.ndarray
-    pos: np.ndarray
-    width: np.ndarray
-    proposer: np.ndarray
-    proposed: np.ndarray
-    on_path: np.ndarray
-    token: np.ndarray
-    owner: np.ndarray
-    off: bool = False
-    accepted: np.ndarray | None = None
-    rejected: np.ndarray | None = None
-    emitted: np.ndarray | None = None
-
-
-@dataclass
-class BlockTable:
-    """Row i is the block that starts at slot `starts[i]`. All arrays are [rows].
-
-    Args:
-        tokens: emitted. seconds: modelled, with every cache up to date. forwards: tier -> passes.
-        counts: verifying tier -> name (COUNTS) -> sums.
-        estimated: counters of tiers below the target hold draws. unseen: draft passes behind a token already refused.
-        first: tier -> width of its first forward (0: not used). cached: tier -> slot up to which its cache then holds
-            the final text.
-    """
-
-    starts: np.ndarray
-    tokens: np.ndarray
-    seconds: np.ndarray
-    forwards: dict[int, np.ndarray]
-    counts: dict[int, dict[str, np.ndarray]]
-    estimated: np.ndarray
-    unseen: np.ndarray
-    first: dict[int, np.ndarray]
-    cached: dict[int, np.ndarray]
-    events: list[Event] | None = None
-
-
-def block_table(flat: FlatTraces, config: PyramidConfig, method: Method, prices: Prices, overhead: float = 0.0,
-                details: bool = False) -> BlockTable:
+def block_table(
+    flat: FlatTraces,
+    config: PyramidConfig,
+    method: Method,
+    prices: Prices,
+    overhead: float = 0.0,
+    details: bool = False,
+) -> BlockTable:
     """Every block that `config` can run on these traces.
 
     Args:
@@ -99,12 +43,17 @@ def block_table(flat: FlatTraces, config: PyramidConfig, method: Method, prices:
     starts = flat.positions
     models = flat.header.models
     table = BlockTable(
-        starts, *(np.zeros(len(starts), kind) for kind in (np.int64, np.float64)),
+        starts,
+        *(np.zeros(len(starts), kind) for kind in (np.int64, np.float64)),
         forwards={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
-        counts={tier: {name: np.zeros(len(starts), np.int64) for name in COUNTS} for tier in config.tiers if tier in models},
-        estimated=np.zeros(len(starts), bool), unseen=np.zeros(len(starts), np.int64),
+        counts={
+            tier: {name: np.zeros(len(starts), np.int64) for name in COUNTS} for tier in config.tiers if tier in models
+        },
+        estimated=np.zeros(len(starts), bool),
+        unseen=np.zeros(len(starts), np.int64),
         first={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
-        cached={tier: starts - 1 for tier in config.tiers if tier in models}, events=[] if details else None,
+        cached={tier: starts - 1 for tier in config.tiers if tier in models},
+        events=[] if details else None,
     )
     for route, lanes in _routes(flat, config, starts):
         _Blocks(flat, config.with_route(route), method, prices, overhead, table).run(lanes)
@@ -113,7 +62,7 @@ def block_table(flat: FlatTraces, config: PyramidConfig, method: Method, prices:
 
 @dataclass
 class _Offer:
-    """Tokens, lane by lane: `length` of them, the first `on_path` are the text's; then `token`, the best id of tier `owner`."""
+    """Tokens, lane by lane: `length` of them; the first `on_path` are the text's; then `token`, best id of `owner`."""
 
     length: np.ndarray
     on_path: np.ndarray
@@ -123,7 +72,9 @@ class _Offer:
 
     @classmethod
     def none(cls, lanes: int) -> _Offer:
-        return cls(*(np.zeros(lanes, np.int64) for _ in range(2)), *(np.full(lanes, fill) for fill in (NO_TOKEN, -1, -1)))
+        return cls(
+            *(np.zeros(lanes, np.int64) for _ in range(2)), *(np.full(lanes, fill) for fill in (NO_TOKEN, -1, -1))
+        )
 
     def put(self, lanes: np.ndarray, other: _Offer) -> None:
         for name in ("length", "on_path", "token", "owner", "proposer"):
@@ -133,7 +84,15 @@ class _Offer:
 class _Blocks:
     """One route. `lane` arrays index rows of the table and are free of repeats; `pos` are slots."""
 
-    def __init__(self, flat: FlatTraces, config: PyramidConfig, method: Method, prices: Prices, overhead: float, table: BlockTable) -> None:
+    def __init__(
+        self,
+        flat: FlatTraces,
+        config: PyramidConfig,
+        method: Method,
+        prices: Prices,
+        overhead: float,
+        table: BlockTable,
+    ) -> None:
         self.flat, self.config, self.prices, self.overhead, self.table = flat, config, prices, overhead, table
         self.method = method
         self.route = config.route
@@ -141,8 +100,7 @@ class _Blocks:
 
     def run(self, lanes: np.ndarray) -> None:
         """Fill the rows `lanes` of the table."""
-        if self.method.lower == "fuzzy" and len(self.route) > 2 and self._rule(1)[1] > 0 and set(_proposers(self.route)) - set(self.flat.header.models):
-            # Distances to a lookup's point masses were recorded for the first id of each proposal alone.
+        if compares_copies(self.config, self.method, self.flat.header):
             self.table.estimated[lanes] = True
         pos = self.table.starts[lanes]
         emitted, _ = self._round(len(self.route) - 1, lanes, pos, self.flat.limit_of[pos] - pos)
@@ -159,7 +117,9 @@ class _Blocks:
         offer = self._propose(depth - 1, lane, pos, np.minimum(stage.length, room), room, stage.stop)
         return self._verify(depth, lane, pos, offer)
 
-    def _propose(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+    def _propose(
+        self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
+    ) -> _Offer:
         if depth > 0:
             return self._rounds(depth, lane, pos, n, cap, stop)
         tiers = _proposers(self.route)
@@ -177,18 +137,28 @@ class _Blocks:
         if tier not in self.table.forwards:
             available, match, token = flat.copy(tier, pos, self.table.starts[lane])
             length = np.minimum(n, available)
-            return _Offer(length, np.minimum(match, length), token, np.full(len(lane), tier), np.where(length > 0, tier, -1))
+            return _Offer(
+                length, np.minimum(match, length), token, np.full(len(lane), tier), np.where(length > 0, tier, -1)
+            )
         run = flat.miss(tier)[pos] - pos
         length = np.minimum(np.minimum(n, flat.draft_limit(tier, stop)[pos]), np.maximum(flat.room(tier, pos) + 1, 0))
         behind = np.maximum(length - run - 1, 0)
         self.table.unseen[lane] += behind
         if stop is not None:
             self.table.estimated[lane] |= behind > 0
-        offer = _Offer(length, np.minimum(run, length), flat.top[tier][pos + run], np.full(len(lane), tier), np.where(length > 0, tier, -1))
+        offer = _Offer(
+            length,
+            np.minimum(run, length),
+            flat.top[tier][pos + run],
+            np.full(len(lane), tier),
+            np.where(length > 0, tier, -1),
+        )
         self._count_draft(tier, lane, pos, offer)
         return offer
 
-    def _rounds(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+    def _rounds(
+        self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
+    ) -> _Offer:
         """Rounds of a mid tier until n tokens are there, on the text and then off it."""
         flat, tier = self.flat, self.route[depth]
         total = _Offer.none(len(lane))
@@ -208,7 +178,9 @@ class _Blocks:
             if len(off):
                 self.table.estimated[lane[off]] = True
                 had = total.length[off]
-                total.length[off] += self._off_rounds(depth, lane[off], pos[off] + had, n[off] - had, cap[off] - had, stop)
+                total.length[off] += self._off_rounds(
+                    depth, lane[off], pos[off] + had, n[off] - had, cap[off] - had, stop
+                )
             live = live[~(left | done)]
             live = live[flat.room(tier, pos[live] + total.length[live]) >= 0]
         return total
@@ -227,7 +199,9 @@ class _Blocks:
         passes = tested & (offer.token == own)
         if tau > 0 and tested.any():
             open_ = np.flatnonzero(tested & ~passes)
-            passes[open_], known = flat.loose(tier, at[open_], offer.token[open_], offer.owner[open_], offer.proposer[open_], rule, tau)
+            passes[open_], known = flat.loose(
+                tier, at[open_], offer.token[open_], offer.owner[open_], offer.proposer[open_], rule, tau
+            )
             self.table.estimated[lane[open_]] |= ~known
         ends_off = passes & flat.is_eos(offer.token)
         accepted = kept + passes
@@ -236,19 +210,33 @@ class _Blocks:
         if len(behind):
             self.table.estimated[lane[behind]] = True
             next_ = pos[behind] + accepted[behind]
-            more = self._by_proposer(offer.proposer[behind], depth, next_, lambda low: flat.off_refusal(low, tier, tau, rule)) - next_
+            more = (
+                self._by_proposer(
+                    offer.proposer[behind], depth, next_, lambda low: flat.off_refusal(low, tier, tau, rule)
+                )
+                - next_
+            )
             accepted[behind] += np.minimum(more, offer.length[behind] - accepted[behind])
             refused[behind] = accepted[behind] < offer.length[behind]
         emitted = accepted + ~(ended | ends_off)
         self._count_round(depth, lane, pos, offer, accepted, refused, emitted)
-        out = _Offer(emitted, kept + (own_on & ~passes & ~ended), np.where(passes, offer.token, own),
-                     np.where(passes, offer.owner, tier), np.full(len(lane), tier))
-        wrote_eos = np.where(out.on_path < emitted, flat.is_eos(out.token) & (out.on_path + 1 == emitted), at + 1 == flat.eos_end[pos])
+        out = _Offer(
+            emitted,
+            kept + (own_on & ~passes & ~ended),
+            np.where(passes, offer.token, own),
+            np.where(passes, offer.owner, tier),
+            np.full(len(lane), tier),
+        )
+        wrote_eos = np.where(
+            out.on_path < emitted, flat.is_eos(out.token) & (out.on_path + 1 == emitted), at + 1 == flat.eos_end[pos]
+        )
         return out, ended | wrote_eos
 
     # --- off the recorded text: acceptances are drawn, nothing ends early but by cap and `stop`
 
-    def _off_rounds(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> np.ndarray:
+    def _off_rounds(
+        self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
+    ) -> np.ndarray:
         """-> how many tokens the tier at `depth` proposes"""
         flat, tier, stage = self.flat, self.route[depth], self._stage(depth)
         rule, tau = self._rule(depth)
@@ -258,7 +246,9 @@ class _Blocks:
             here = pos[live] + total[live]
             room = np.maximum(cap[live] - total[live] - 1, 0)
             offer = self._off_propose(depth - 1, lane[live], here, np.minimum(stage.length, room), room, stage.stop)
-            refused_at = self._by_proposer(offer.proposer, depth, here, lambda low: flat.off_refusal(low, tier, tau, rule))
+            refused_at = self._by_proposer(
+                offer.proposer, depth, here, lambda low: flat.off_refusal(low, tier, tau, rule)
+            )
             accepted = np.minimum(refused_at - here, offer.length)
             self._count_round(depth, lane[live], here, offer, accepted, accepted < offer.length, accepted + 1, off=True)
             total[live] += accepted + 1
@@ -268,7 +258,9 @@ class _Blocks:
             live = live[~done]
         return total
 
-    def _off_propose(self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None) -> _Offer:
+    def _off_propose(
+        self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
+    ) -> _Offer:
         offer = _Offer.none(len(lane))
         if depth > 0:
             open_ = np.flatnonzero(n > 0)
@@ -286,7 +278,9 @@ class _Blocks:
             offer.proposer[open_] = np.where(length > 0, tier, -1)
             if tier in self.table.forwards:
                 zero = np.zeros(len(open_), np.int64)
-                self._count_draft(tier, lane[open_], here, _Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True)
+                self._count_draft(
+                    tier, lane[open_], here, _Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True
+                )
             open_ = open_[length == 0]
         return offer
 
@@ -303,11 +297,32 @@ class _Blocks:
         # The last token drafted was never fed to its own tier.
         table.cached[tier][lane] = pos + passes - 1
         if table.events is not None:
-            table.events.append(Event(tier, lane, pos, width, offer.proposer[used], passes, offer.on_path[used], offer.token[used],
-                                      offer.owner[used], off))
+            table.events.append(
+                Event(
+                    tier,
+                    lane,
+                    pos,
+                    width,
+                    offer.proposer[used],
+                    passes,
+                    offer.on_path[used],
+                    offer.token[used],
+                    offer.owner[used],
+                    off,
+                )
+            )
 
-    def _count_round(self, depth: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer, accepted: np.ndarray, refused: np.ndarray,
-                     emitted: np.ndarray, off: bool = False) -> None:
+    def _count_round(
+        self,
+        depth: int,
+        lane: np.ndarray,
+        pos: np.ndarray,
+        offer: _Offer,
+        accepted: np.ndarray,
+        refused: np.ndarray,
+        emitted: np.ndarray,
+        off: bool = False,
+    ) -> None:
         table, tier = self.table, self.route[depth]
         width = offer.length + pos - table.cached[tier][lane]
         for name, value in zip(COUNTS, (1, offer.length, accepted, refused, emitted)):
@@ -322,8 +337,23 @@ class _Blocks:
                 # What a verifier replaced is no longer the text in the caches below it.
                 table.cached[low][lane] = np.minimum(table.cached[low][lane], valid)
         if table.events is not None:
-            table.events.append(Event(tier, lane, pos, width, offer.proposer, offer.length, offer.on_path, offer.token, offer.owner, off,
-                                      accepted, refused, emitted))
+            table.events.append(
+                Event(
+                    tier,
+                    lane,
+                    pos,
+                    width,
+                    offer.proposer,
+                    offer.length,
+                    offer.on_path,
+                    offer.token,
+                    offer.owner,
+                    off,
+                    accepted,
+                    refused,
+                    emitted,
+                )
+            )
 
     def _first(self, tier: int, lane: np.ndarray, width: np.ndarray) -> None:
         first = self.table.first[tier]
@@ -339,10 +369,13 @@ class _Blocks:
         tier = self.route[depth]
         if depth == 0 or tier == self.target:
             return "exact", 0.0
-        return self.method.rule(False), self._stage(depth).tau if self.method.rule(False) in ("fuzzy", "relaxed") else 0.0
+        return self.method.rule(False), (
+            self._stage(depth).tau if self.method.rule(False) in ("fuzzy", "relaxed") else 0.0
+        )
 
-    def _by_proposer(self, proposer: np.ndarray, depth: int, slots: np.ndarray,
-                     table_of: Callable[[int], np.ndarray]) -> np.ndarray:
+    def _by_proposer(
+        self, proposer: np.ndarray, depth: int, slots: np.ndarray, table_of: Callable[[int], np.ndarray]
+    ) -> np.ndarray:
         """table_of(proposing tier)[slots], lane by lane."""
         lows = [] if depth == 0 else [self.route[depth - 1]] if depth > 1 else list(_proposers(self.route))
         if len(lows) == 1:
@@ -354,6 +387,20 @@ class _Blocks:
         return found
 
 
+def compares_copies(config: PyramidConfig, method: Method, header: Header) -> bool:
+    """Whether a fuzzy stage below the target stands above a lookup.
+
+    Distances to a lookup's point masses were recorded for the first id of each proposal alone.
+    """
+    route = config.route
+    return (
+        method.lower == "fuzzy"
+        and len(route) > 2
+        and config.stage(route[1]).tau > 0
+        and not set(_proposers(route)) <= set(header.models)
+    )
+
+
 def _proposers(route: Route) -> tuple[int, ...]:
     return route[0] if isinstance(route[0], tuple) else (route[0],)
 
@@ -363,7 +410,9 @@ def _check(config: PyramidConfig, header: Header) -> None:
         raise ValueError(f"config is for {config.n_tiers} tiers, these traces have {len(header.tiers)}")
     for tier in config.route[1:] if len(config.route) > 1 else config.route:
         if tier not in header.models:
-            raise ValueError(f"tier {tier} ({header.tiers[tier].name}) has no model, so it can only stand at the bottom of a route")
+            raise ValueError(
+                f"tier {tier} ({header.tiers[tier].name}) has no model, so it can only stand at the bottom of a route"
+            )
 
 
 def _routes(flat: FlatTraces, config: PyramidConfig, starts: np.ndarray) -> Iterator[tuple[Route, np.ndarray]]:

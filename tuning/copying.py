@@ -14,7 +14,9 @@ class Copies:
     only the text before the block is indexed yet. Positions count new tokens: position i follows prompt + i tokens.
     """
 
-    def __init__(self, text: Sequence[int], prompt_length: int, max_ngram: int, min_ngram: int, usable_ids: int | None = None) -> None:
+    def __init__(
+        self, text: Sequence[int], prompt_length: int, max_ngram: int, min_ngram: int, usable_ids: int | None = None
+    ) -> None:
         self.text = list(text)
         self.prompt_length = prompt_length
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -31,7 +33,7 @@ class Copies:
         return latest if latest >= 0 and self._usable(latest) else -1
 
     def _latest(self, position: int, limit: int) -> int:
-        """Where the longest n-gram that ends at `position` went on, at its last occurrence before `limit`; -1 for never."""
+        """Where the longest n-gram ending at `position` went on when it last occurred before `limit`; -1: never."""
         length = self.prompt_length + position
         for size in self.sizes:
             ends = self._ends.get(tuple(self.text[length - size : length])) if size <= length else None
@@ -52,7 +54,7 @@ class Copies:
         return found
 
     def match(self, position: int, source: int) -> tuple[int, int]:
-        """(how many copied ids equal the text itself, the first id that does not; -1 where the text or the copy ends first)."""
+        """(how many copied ids equal the text itself, the first id that does not; -1 if the text or the copy ends)."""
         period = self.prompt_length + position - source
         start = self.prompt_length + position
         for i in range(len(self.text) - start):

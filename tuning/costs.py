@@ -1,8 +1,8 @@
 """What-if hardware: cost tables written down instead of measured, to explore routes for a machine one does not have.
 
-A file is YAML: `name`, `description`, and `rows`, one per model from draft to target: width -> seconds for a forward over
-that many new tokens (one at least; linear in between and beyond). docs/traces.md shows one. What comes of such a table is
-labelled modelled, and a table is used whole or not at all: measured rows never stand beside invented ones.
+A file is YAML: `name`, `description`, and `rows`, one per model from draft to target: width -> seconds for a forward
+over that many new tokens (one at least; linear in between and beyond). docs/traces.md shows one. Results of a table are
+labelled modelled, and it is used whole or not at all: measured rows never stand beside invented ones.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class CostTable:
         """
         if len(self.rows) != len(header.models):
             models = ", ".join(header.tiers[tier].name for tier in header.models)
-            raise ValueError(f"cost table {self.name!r} has the rows {', '.join(self.rows)}, the traces have the models {models}: "
-                             f"name {len(header.models)} of the rows, draft first")
+            raise ValueError(
+                f"cost table {self.name!r} has the rows {', '.join(self.rows)}, the traces have the models {models}: "
+                f"name {len(header.models)} of the rows, draft first"
+            )
         return CostModel(dict(zip(header.models, self.rows.values())))
 
 
@@ -69,7 +71,10 @@ def load_costs(name_or_path: str | Path, rows: Sequence[str] | None = None) -> C
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         if str(name_or_path) not in cost_table_names():
-            raise ValueError(unknown_name("cost table", str(name_or_path), cost_table_names()) + "; your own is a path ending in .yaml")
+            raise ValueError(
+                unknown_name("cost table", str(name_or_path), cost_table_names())
+                + "; your own is a path ending in .yaml"
+            )
         path = FOLDER / f"{name_or_path}.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"no cost table at {path}")

@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 
 from tuning.measure import Bench, Timed, in_rotation
@@ -18,6 +19,7 @@ from tuning.prior import Prior
 from tuning.results import config_of
 
 FINALISTS = 2
+FINAL_QUESTIONS = 6   # enough to undo most of the luck, and half a trial's time per finalist
 
 
 @dataclass
@@ -36,24 +38,29 @@ class Finals:
     def winner(self) -> int:
         return max(range(len(self.tallies)), key=lambda index: self.tallies[index].ratio)
 
-    def over_hugging_face(self, index: int) -> float:
-        """tokens/s of a finalist over those of Hugging Face `generate`."""
+    def over_hugging_face(self, index: int) -> float | None:
+        """tokens/s of a finalist over those of Hugging Face `generate`; None if that was not timed."""
+        if not self.hugging_face:
+            return None
         theirs = sum(len(run.ids) for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
 
 def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence[FrozenTrial],
                 progress: Callable[[], None] = lambda: None) -> Finals:
-    """Time `ar`, Hugging Face and every finalist on each question, each going first in turn."""
+    """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn."""
     finals = Finals(list(finalists), [Tally() for _ in finalists])
     configs = [config_of(trial) for trial in finalists]
     turn = 0
     for question in questions:
         for prompt, answer in zip(question.prompts, question.answers):
-            runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt), lambda: bench.hugging_face(prompt)]
+            runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt)]
             runs += [lambda config=config: bench.run(prompt, config) for config in configs]
-            ar, theirs, *own = in_rotation(runs, turn)
-            finals.hugging_face.append(theirs)
+            if bench.price is None:
+                runs.append(lambda: bench.hugging_face(prompt))
+            ar, *own = in_rotation(runs, turn)
+            if bench.price is None:
+                finals.hugging_face.append(own.pop())
             for tally, timed in zip(finals.tallies, own):
                 tally.add(ar, timed, len(answer))
             turn += 1
@@ -93,7 +100,7 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
         task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
         rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured, costs=prior.costs,
         device=here["device"], dtype=here["dtype"], versions={name: str(number) for name, number in here["versions"].items()},
-        revisions={name: source_text(source) for name, source in family.sources.items()}, study=dict(study))
+        revisions={name: source_text(family.sources[name], model) for name, model in zip(family.tier_names, family.models)}, study=dict(study))
 
 
 def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
@@ -106,10 +113,10 @@ def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
     return replace(config, stages=stages)
 
 
-def source_text(source: Mapping[str, Any] | str) -> str:
-    """Where a tier came from, in one line."""
-    if isinstance(source, str):
-        return source
+def source_text(source: Mapping[str, Any], model: Any) -> str:
+    """Where a tier came from, in one line: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
+    if isinstance(model, Lookup):
+        return f"lookup: max_ngram {model.max_ngram}, min_ngram {model.min_ngram}"
     if "wheel" in source:
         wheel = source["wheel"]
         return f"{wheel['package']}=={wheel['version']} sha256:{wheel['sha256']}"

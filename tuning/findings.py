@@ -2,8 +2,8 @@
 
     python -m tuning.findings --traces findings.npz --out docs
 
-Records traces of four tasks first if the file lacks them. Writes findings.md and PNGs. Every number in the page comes from
-the traces; times are modelled from the cost table that was measured when they were recorded, or from --costs.
+Records traces of four tasks first if there is no such file. Writes findings.md and PNGs. Every number in the page comes
+from the traces; times are modelled from the cost table that was measured when they were recorded, or from --costs.
 """
 
 from __future__ import annotations
@@ -13,23 +13,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.pool import Pool
-from tuning import figures, patterns
 from tuning import traces as recorder
-from tuning.acceptance import TAUS, AcceptanceModel, calibration_error, model_pairs, reliability_table
+from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
 from tuning.console import note, progress_bar
 from tuning.costs import CostTable, load_costs
-from tuning.hindsight import Hindsight, hindsight
-from tuning.replay import Replay
-from tuning.search import INTERRUPTED, _one_sentence as one_sentence, _Parser as Parser
+from tuning.findings_page import Page
 from tuning.traces import TraceSet
 
 TASKS = ("csqa", "gsm8k", "humaneval", "spec_bench")
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)
-MAP_LENGTHS = (1, 2, 4, 6, 8, 12, 16)
 
 
 def grid(traces: TraceSet) -> list[PyramidConfig]:
@@ -41,157 +35,39 @@ def grid(traces: TraceSet) -> list[PyramidConfig]:
         combinations: list[dict[int, int]] = [{}]
         for tier in route[1:]:
             combinations = [{**lengths, tier: length} for lengths in combinations for length in LENGTHS]
-        found += [PyramidConfig.simple([lengths.get(k, 1) for k in range(1, len(header.tiers))], route=route) for lengths in combinations]
+        found += [
+            PyramidConfig.simple([lengths.get(k, 1) for k in range(1, len(header.tiers))], route=route)
+            for lengths in combinations
+        ]
     return found
-
-
-class Page:
-    """Markdown, section by section."""
-
-    def __init__(self, traces: TraceSet, folder: Path) -> None:
-        self.traces, self.folder = traces, folder
-        self.names = [tier.name for tier in traces.header.tiers]
-        self.target = traces.header.target
-        self.by_task = {task: traces.select(task) for task in traces.tasks}
-        self.parts: list[str] = []
-
-    def write(self, *paragraphs: str) -> None:
-        self.parts += [paragraph for paragraph in paragraphs if paragraph]
-
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-        self.write("\n".join(f"| {' | '.join(line)} |" for line in lines))
-
-    def picture(self, name: str, alt: str) -> Path:
-        self.write(f"![{alt}]({name})")
-        return self.folder / name
-
-    def save(self) -> Path:
-        path = self.folder / "findings.md"
-        path.write_text("\n\n".join(self.parts) + "\n", encoding="utf-8")
-        return path
-
-    # --- sections
-
-    def introduction(self, command: str) -> None:
-        header = self.traces.header
-        self.write("# First findings", f"Made by `{command}`. Family {header.family}: {' < '.join(self.names)} ({header.dtype}, {header.device}). "
-                   "Greedy decoding; a sample in a task's name means the small one that comes with the package. Speeds are modelled time "
-                   "(counters from replay, priced with a cost table), prompts included, over target-only decoding.")
-        self.table(["task", "answers", "tokens", "ended by themselves"], [
-            [task, str(len(one)), str(one.tokens), f"{np.mean([trace.ended for trace in one]):.0%}"] for task, one in self.by_task.items()])
-
-    def entropy(self) -> None:
-        self.write("## Entropy by tier", "Of each model's own distribution along the target's text, nats: mean, and the values below which half "
-                   "and nine tenths of the positions lie.")
-        models = self.traces.header.models
-        rows = []
-        for task, one in self.by_task.items():
-            cells = []
-            for tier in models:
-                mean, (_, median, _, tenth) = patterns.quantiles(one, tier)
-                cells.append(f"{mean:.2f} ({median:.2f}, {tenth:.2f})")
-            rows.append([task, *cells])
-        self.table(["task", *(self.names[tier] for tier in models)], rows)
-        means = {tier: patterns.quantiles(self.traces, tier)[0] for tier in models}
-        falls = all(means[a] > means[b] for a, b in zip(models, models[1:]))
-        if len(models) > 1:
-            self.write(f"Over all tasks the mean {'falls' if falls else 'does not fall'} from draft to target at every step "
-                       f"({', '.join(f'{self.names[tier]} {means[tier]:.3f}' for tier in models)}).")
-        values = {task: {self.names[tier]: np.concatenate([trace.entropy[tier] for trace in one]) for tier in models} for task, one in self.by_task.items()}
-        figures.entropies(self.picture("findings-entropy.png", "entropy by tier and task"), values)
-
-    def acceptance(self) -> None:
-        self.write("## Acceptance by position and entropy", "Share of positions where the proposer's best token is the target's own. Of a lookup, "
-                   "the first token that it proposes, where it proposes one; its entropy bins are the target's.")
-        lines = {self.names[low]: (patterns.by_position(self.traces, low, self.target), patterns.by_entropy(self.traces, low, self.target))
-                 for low in range(self.target)}
-        for index, what in enumerate(("position in the answer", "entropy (nats)")):
-            labels = list(dict.fromkeys(share.label for row in lines.values() for share in row[index]))
-            self.table([what, *lines], [[label, *(next((f"{s.value:.2f} (n={s.n})" for s in row[index] if s.label == label), "")
-                                                  for row in lines.values())] for label in labels])
-        figures.shares(self.picture("findings-acceptance.png", "acceptance by position and by entropy"), {
-            "by position": {name: row[0] for name, row in lines.items()}, "by entropy": {name: row[1] for name, row in lines.items()},
-        }, ("position in the answer", "entropy (nats)"))
-
-    def thresholds(self) -> None:
-        pairs = [pair for pair in model_pairs(self.traces) if pair[1] == self.target]
-        if not pairs:
-            return
-        pair = pairs[-1]
-        self.write("## Acceptance against tau", f"Tier {self.names[pair[0]]} at the target: acceptance, and in brackets the regret that the threshold "
-                   "lets through (nats per position). Thresholds of different divergences are not comparable; acceptance at equal regret is.")
-        curves = {name: patterns.by_tau(self.traces, *pair, name) for name in TAUS}
-        for name, points in curves.items():
-            self.write(f"- `{name}`: " + ", ".join(f"tau {p.tau:g}: {p.acceptance:.3f} ({p.regret:.4f})" for p in points))
-        figures.thresholds(self.picture("findings-tau.png", "acceptance against tau, and against the regret let through"), curves)
-
-    def lengths(self) -> None:
-        header = self.traces.header
-        route = tuple(range(len(header.tiers)))
-        if len(route) != 3:
-            return
-        self.write("## Speed over (l_D, l_Q)", f"The route {' > '.join(self.names)}.")
-        maps, rows = {}, []
-        for task, one in self.by_task.items():
-            replay = Replay(one)
-            maps[task] = np.array([[replay.play(PyramidConfig.simple((l_d, l_q), route=route)).ratio_to_ar for l_q in MAP_LENGTHS] for l_d in MAP_LENGTHS])
-            i, j = np.unravel_index(maps[task].argmax(), maps[task].shape)
-            rows.append([task, f"{MAP_LENGTHS[i]}, {MAP_LENGTHS[j]}", f"{maps[task].max():.2f}", f"{maps[task].min():.2f}"])
-        self.table(["task", "best l_D, l_Q", "ratio there", "worst ratio on the grid"], rows)
-        figures.heat_maps(self.picture("findings-lengths.png", "speed over l_D and l_Q"), maps, MAP_LENGTHS, MAP_LENGTHS, ("l_D", "l_Q"))
-
-    def adapting(self, costs: CostTable | None, progress) -> None:
-        configs = grid(self.traces)
-        label = "costs measured where the traces were recorded" if costs is None else costs.label
-        self.write(f"## What adapting could be worth ({'measured costs' if costs is None else costs.name})",
-                   f"The best of {len(configs)} configs (all routes), chosen afterwards: one for a task, one per prompt, one per block. The last takes "
-                   f"every cache to be up to date and knows the tokens beforehand: no controller reaches it. Modelled time; {label}.",
-                   "" if costs is None else "Acceptance stays that of the recorded family, whose tiers only stand for the table's: " + ", ".join(
-                       f"{self.names[tier]} for {row}" for tier, row in zip(self.traces.header.models, costs.rows)) + ".")
-        found: dict[str, Hindsight] = {}
-        for task, one in {**self.by_task, "all": self.traces}.items():
-            found[task] = hindsight(Replay(one, costs), configs)
-            progress()
-        overall = found["all"].static
-        rows, bars = [], {}
-        for task, one in found.items():
-            rows.append([task, one.static.label, f"{one.static_ratio:.2f}", f"{one.ratios[overall]:.2f}", f"{one.by_trace:.2f}", f"{one.by_block:.2f}"])
-            bars[task] = {"best overall": one.ratios[overall], "best for the task": one.static_ratio, "best per prompt": one.by_trace, "best per block": one.by_block}
-        self.table(["task", "best config", "ratio", f"ratio of {overall.label}", "best per prompt", "best per block"], rows)
-        whole = found["all"]
-        self.write(f"Over everything, choosing per prompt is worth {whole.by_trace / whole.static_ratio - 1:.1%} over the best static config, and "
-                   f"the bound per block is {whole.by_block / whole.static_ratio - 1:.1%}.")
-        routes: dict[tuple, tuple[str, float]] = {}
-        for config, ratio in whole.ratios.items():
-            routes.setdefault(config.route, (config.label, ratio))
-        self.write("Best config of every route, over all tasks: " + "; ".join(f"`{label}` {ratio:.2f}" for label, ratio in routes.values()) + ".")
-        suffix = "" if costs is None else f"-{costs.name}"
-        figures.hindsight_bars(self.picture(f"findings-hindsight{suffix}.png", "speed by how often the config may change"), bars)
-
-    def calibration(self) -> None:
-        pairs = model_pairs(self.traces)
-        if not pairs or len(self.traces) < 8:
-            return
-        half = len(self.traces) // 2
-        order = np.random.default_rng(0).permutation(len(self.traces))
-        model = AcceptanceModel.fit(self.traces.select(indices=order[:half]))
-        pair = pairs[-1]
-        bins = model.reliability(self.traces.select(indices=order[half:]), *pair)
-        self.write("## How well acceptance can be predicted", f"Tier {self.names[pair[0]]} at {self.names[pair[1]]}: a model of acceptance by tau (regret), "
-                   f"entropy and position, learned from {half} answers, on the {len(self.traces) - half} others. Mean calibration error {calibration_error(bins):.3f}.",
-                   reliability_table(bins))
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = Parser("tuning.findings", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--traces", type=Path, default=Path("findings.npz"), metavar="FILE", help="recorded first if it does not exist (default %(default)s)")
-    cli.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR", help="where the page goes (default %(default)s)")
+    cli = OneSentenceParser(
+        "tuning.findings", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cli.add_argument(
+        "--traces",
+        type=Path,
+        default=Path("findings.npz"),
+        metavar="FILE",
+        help="recorded first if it does not exist (default %(default)s)",
+    )
+    cli.add_argument(
+        "--out", type=Path, default=Path("docs"), metavar="DIR", help="where the page goes (default %(default)s)"
+    )
     cli.add_argument("--family", default="smollm2-135m", help="to record with (default %(default)s)")
     cli.add_argument("--limit", type=int, default=8, help="examples per task to record (default %(default)s)")
-    cli.add_argument("--data", type=Path, metavar="DIR", help="directory with csqa.jsonl, gsm8k.jsonl, ... (default: the samples in the package)")
-    cli.add_argument("--costs", metavar="NAME|FILE", help="add what a what-if cost table would make of it: gpu-24gb, or a YAML file")
+    cli.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="directory with csqa.jsonl, gsm8k.jsonl, ... (default: the samples in the package)",
+    )
+    cli.add_argument(
+        "--costs", metavar="NAME|FILE", help="add what a what-if cost table would make of it: gpu-24gb, or a YAML file"
+    )
     cli.add_argument("--cost-rows", metavar="A,B", help="rows of --costs that stand for the models, draft first")
     return cli
 
@@ -205,12 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out must be a directory that exists, got {str(given.out)!r}")
         if given.cost_rows and not given.costs:
             raise ValueError("--cost-rows belongs to --costs")
-        costs = load_costs(given.costs, given.cost_rows.split(",") if given.cost_rows else None) if given.costs else None
+        costs = (
+            load_costs(given.costs, given.cost_rows.split(",") if given.cost_rows else None) if given.costs else None
+        )
     if not given.traces.exists():
         for task in TASKS:
             data = given.data / f"{task}.jsonl" if given.data else None
-            code = recorder.main(["--task", task, "--family", given.family, "--limit", str(given.limit), "--out", str(given.traces),
-                                  *(["--data", str(data)] if data else [])])
+            code = recorder.main(
+                [
+                    "--task",
+                    task,
+                    "--family",
+                    given.family,
+                    "--limit",
+                    str(given.limit),
+                    "--out",
+                    str(given.traces),
+                    *(["--data", str(data)] if data else []),
+                ]
+            )
             if code:
                 return code
     try:
@@ -224,17 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_page(traces: TraceSet, folder: Path, costs: CostTable | None = None) -> Path:
     """Write findings.md and its pictures into `folder`. Raises ImportError without matplotlib."""
     if costs is not None:
-        costs.model(traces.header)   # a table that does not fit is an error now, not after a minute
+        costs.model(traces.header)  # a table that does not fit is an error now, not after a minute
     page = Page(traces, folder)
-    page.introduction("python -m tuning.findings" + (f" --costs {costs.name} --cost-rows {','.join(costs.rows)}" if costs else ""))
+    page.introduction(
+        "python -m tuning.findings" + (f" --costs {costs.name} --cost-rows {','.join(costs.rows)}" if costs else "")
+    )
     page.entropy()
     page.acceptance()
     page.thresholds()
     page.lengths()
+    configs = grid(traces)
     tables = [None, costs] if costs is not None else [None]
     with progress_bar("hindsight", len(tables) * (len(page.by_task) + 1)) as advance:
         for table in tables:
-            page.adapting(table, advance)
+            page.adapting(configs, table, advance)
     page.calibration()
     path = page.save()
     note(f"{path}")

@@ -1,4 +1,4 @@
-"""A trace set laid out flat for replay: one slot per token that could have been generated, and jump tables over the slots.
+"""A trace set laid out flat for replay: one slot per token that could have been generated, and jump tables over them.
 
 A jump table holds for every slot the next slot at which something happens, so that "how many tokens in a row does this
 tier get right from here" is one subtraction, for all positions of all traces at once.
@@ -17,7 +17,7 @@ from tuning.copying import Copies
 from tuning.traces import DIVERGENCES, NOTHING, TraceSet
 
 FAR = 1 << 30
-NO_TOKEN = -2   # equal to no id of the text, and not NOTHING
+NO_TOKEN = -2  # equal to no id of the text, and not NOTHING
 _PAST_END = -3  # the "id" of an empty slot
 
 
@@ -41,7 +41,9 @@ class FlatTraces:
         ids, top[tier]: int [S]. on[tier]: bool [S], whether the tier's best id is the text's.
     """
 
-    def __init__(self, traces: TraceSet, divergence: str = "js", seed: int = 0, acceptance: AcceptanceEstimate | None = None) -> None:
+    def __init__(
+        self, traces: TraceSet, divergence: str = "js", seed: int = 0, acceptance: AcceptanceEstimate | None = None
+    ) -> None:
         if divergence not in DIVERGENCES:
             raise ValueError(unknown_name("recorded divergence", divergence, DIVERGENCES))
         self.divergence_name = divergence
@@ -67,8 +69,10 @@ class FlatTraces:
         self.top[self.header.target] = np.where(self.ids == _PAST_END, NO_TOKEN, self.ids)
         self.entropy = {tier: self._flat(lambda trace: trace.entropy[tier], np.nan) for tier in tiers}
         self.gap = {tier: self._flat(lambda trace: trace.gap[tier], np.nan) for tier in tiers}
-        self.sampling = False                    # whether `relaxed` compares total variation instead of regret
-        self.copy_end: np.ndarray | None = None  # next slot at which a lookup's token is refused although it is the text's
+        self.sampling = False  # whether `relaxed` compares total variation instead of regret
+        self.copy_end: np.ndarray | None = (
+            None  # next slot at which a lookup's token is refused although it is the text's
+        )
         self._copies: list[dict[int, Copies]] = [{} for _ in traces]
         self._tables: dict[Any, Any] = {}
 
@@ -86,7 +90,7 @@ class FlatTraces:
         return self._tables[key]
 
     def retold(self, **changes: Any) -> FlatTraces:
-        """The same text with other attributes (`top`, say): how sampling and drift are estimated (`tuning.retelling`)."""
+        """The same text with other attributes, `top` say: how sampling and drift are estimated (`tuning.retelling`)."""
         other = object.__new__(FlatTraces)
         other.__dict__.update(self.__dict__, **changes, _tables={})
         return other
@@ -136,21 +140,29 @@ class FlatTraces:
         known = self.header.tiers[proposer].lookup is None or self.top[proposer] == self.ids
         return np.where(known, self.divergence(self.divergence_name, proposer, tier), np.inf)
 
-    def loose(self, tier: int, slots: np.ndarray, token: np.ndarray, owner: np.ndarray, proposer: np.ndarray, rule: str,
-              tau: float) -> tuple[np.ndarray, np.ndarray]:
-        """Whether tau lets `token` (the best id of `owner`, not the text's) pass at `slots`. -> (passes, whether known)"""
+    def loose(
+        self,
+        tier: int,
+        slots: np.ndarray,
+        token: np.ndarray,
+        owner: np.ndarray,
+        proposer: np.ndarray,
+        rule: str,
+        tau: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Whether tau lets `token`, the best id of `owner` but not the text's, pass at `slots`. -> (passes, known)"""
         if rule == "relaxed" and not self.sampling:
             distance = self.regret(tier, slots, token, owner)
         else:
             distance = np.full(len(slots), np.nan)
             for low in range(tier):
-                # Distributions were compared, so they count whichever token came; a lookup's is a point on its first id.
+                # Distributions were compared, so they count whichever token came; a lookup's is its first id.
                 mine = (proposer == low) & ((self.header.tiers[low].lookup is None) | (token == self.top[low][slots]))
                 distance[mine] = self.divergence(self._compared(rule), low, tier)[slots[mine]]
         return distance <= tau, ~np.isnan(distance)
 
     def regret(self, tier: int, slots: np.ndarray, token: np.ndarray, owner: np.ndarray) -> np.ndarray:
-        """How much less likely than the tier's best `token`, an id of tier `owner`, is at `slots`, nats; NaN if not recorded."""
+        """How much less likely than the tier's best `token`, an id of `owner`, is at `slots`, nats; NaN: unknown."""
         regret = np.full(len(slots), np.nan)
         for low in range(tier):
             mine = np.flatnonzero((owner == low) & (token == self.top[low][slots]))
@@ -165,8 +177,12 @@ class FlatTraces:
 
     def _departures(self) -> tuple[np.ndarray, np.ndarray]:
         """(slot << 32 + id, sorted; regret under each tier): ids with which copies leave the text."""
-        keys = np.concatenate([(first + trace.departures[:, 1].astype(np.int64) << 32) + trace.departures[:, 2]
-                               for first, trace in zip(self.first, self.traces)])
+        keys = np.concatenate(
+            [
+                (first + trace.departures[:, 1].astype(np.int64) << 32) + trace.departures[:, 2]
+                for first, trace in zip(self.first, self.traces)
+            ]
+        )
         order = np.argsort(keys)
         return keys[order], np.concatenate([trace.departure_regret for trace in self.traces])[order]
 
@@ -183,19 +199,25 @@ class FlatTraces:
     def divergence(self, name: str, proposer: int, verifier: int) -> np.ndarray:
         """float [S]; NaN where it was not recorded."""
         row, column = DIVERGENCES.index(name), self.traces.pair(proposer, verifier)
-        return self.cached(("divergence", name, proposer, verifier), lambda: self._flat(lambda t: t.divergence[row, column], np.nan))
+        return self.cached(
+            ("divergence", name, proposer, verifier), lambda: self._flat(lambda t: t.divergence[row, column], np.nan)
+        )
 
     # --- lookups
 
     def copy(self, tier: int, slots: np.ndarray, verified: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a lookup proposes at `slots` in blocks that began at `verified`. -> (ids available, leading ones that are
-        the text's, the first that is not)"""
+        """What a lookup proposes at `slots` in blocks that began at `verified`.
+
+        -> (ids available, leading ones that are the text's, the first that is not)
+        """
         source, available, match, token = self.cached(("copy", tier), lambda: self._copy_tables(tier))
         available, match, token = available[slots], match[slots], token[slots]
         # Within a block the drafter has indexed only what was verified: a later source is not known yet.
         for lane in np.flatnonzero(source[slots] >= verified):
             available[lane], match[lane], token[lane] = self.cached(
-                ("copy", tier, slots[lane], verified[lane]), lambda: self._copied(tier, int(slots[lane]), int(verified[lane])))
+                ("copy", tier, slots[lane], verified[lane]),
+                lambda: self._copied(tier, int(slots[lane]), int(verified[lane])),
+            )
         if self.copy_end is not None:
             cut = self.copy_end[slots] - slots
             match, token = np.minimum(match, cut), np.where(cut < match, NO_TOKEN, token)
@@ -209,7 +231,9 @@ class FlatTraces:
         for slot in self.positions[recorded[self.positions] != NOTHING]:
             trace = self.trace[slot]
             found[slot] = self._described(tier, int(slot), int(recorded[slot]))
-            source[slot] = recorded[slot] - self.prompt[trace] + self.first[trace]   # as a slot, below `first` in a prompt
+            source[slot] = (
+                recorded[slot] - self.prompt[trace] + self.first[trace]
+            )  # as a slot, below `first` in a prompt
         return source, *found.T.copy()
 
     def _copied(self, tier: int, slot: int, verified: int) -> tuple[int, int, int]:
@@ -228,7 +252,9 @@ class FlatTraces:
         index = int(self.trace[slot])
         if tier not in self._copies[index]:
             trace, info = self.traces[index], self.header.tiers[tier]
-            self._copies[index][tier] = Copies([*trace.prompt.tolist(), *trace.ids.tolist()], len(trace.prompt), *info.lookup, info.usable_ids)
+            self._copies[index][tier] = Copies(
+                [*trace.prompt.tolist(), *trace.ids.tolist()], len(trace.prompt), *info.lookup, info.usable_ids
+            )
         return self._copies[index][tier]
 
     # --- limits of tiers
@@ -245,7 +271,7 @@ class FlatTraces:
         return room if lost is None else np.where(lost[slots], -1, room)
 
     def _lost(self, tier: int) -> np.ndarray | None:
-        """bool [S], slots of a model tier without a record, because it cannot read the text there; None if there are none."""
+        """bool [S], slots of a model tier without a record, because it cannot read the text there; None for none."""
         if self.header.tiers[tier].lookup is not None or tier == self.header.target:
             return None
         lost = self.top[tier] == NOTHING
@@ -257,13 +283,17 @@ class FlatTraces:
         """Next slot at which `verifier` refuses `proposer`'s token, drawn for prefixes that were not recorded."""
         tau = tau if rule in ("fuzzy", "relaxed") else 0.0
         key = ("off", proposer, verifier, tau, rule if tau else "")
-        return self.cached(key, lambda: next_true(self._uniform(proposer, verifier) >= self._off_rate(proposer, verifier, tau, rule)))
+        return self.cached(
+            key, lambda: next_true(self._uniform(proposer, verifier) >= self._off_rate(proposer, verifier, tau, rule))
+        )
 
     def off_hit(self, lookup: int) -> np.ndarray:
         """bool [S]: whether a lookup finds something, drawn for prefixes that were not recorded."""
+
         def drawn() -> np.ndarray:
             found = (self.top[lookup] != NOTHING) & (self.top[lookup] != NO_TOKEN)
             return self._uniform(lookup, lookup) < self._spread(found.astype(float))
+
         return self.cached(("hit", lookup), drawn)
 
     def _off_rate(self, proposer: int, verifier: int, tau: float, rule: str) -> np.ndarray:
@@ -275,13 +305,17 @@ class FlatTraces:
             return np.where(np.isnan(flat), self._spread(flat), flat)
         if self.header.tiers[proposer].lookup is not None:
             return self._spread(self._copy_outcomes(proposer, verifier))
+        return self._spread(self.agreement(proposer, verifier, rule, tau))
+
+    def agreement(self, proposer: int, verifier: int, rule: str, tau: float) -> np.ndarray:
+        """float [S]: 1 where the verifier accepts the proposer's best id, 0 where not, NaN where one has none."""
         accepted = self.top[proposer] == self.top[verifier]
-        if tau > 0:
-            accepted |= self.divergence(self._compared(rule), proposer, verifier) <= tau
-        return self._spread(np.where((self.top[proposer] >= 0) & (self.top[verifier] >= 0), accepted, np.nan))
+        if tau > 0 and rule in ("fuzzy", "relaxed"):
+            accepted = accepted | (self.divergence(self._compared(rule), proposer, verifier) <= tau)
+        return np.where((self.top[proposer] >= 0) & (self.top[verifier] >= 0), accepted, np.nan)
 
     def _copy_outcomes(self, lookup: int, verifier: int) -> np.ndarray:
-        """1 accepted, 0 refused, NaN not tested, if the verifier worked through the recorded text on this lookup alone."""
+        """1 accepted, 0 refused, NaN not tested, if the verifier worked through the text on this lookup alone."""
         outcome = np.full(self.size, np.nan)
         _, available, match, _ = self.cached(("copy", lookup), lambda: self._copy_tables(lookup))
         kept = np.minimum(np.minimum(match, available), self.miss(verifier) - np.arange(self.size))
@@ -296,7 +330,7 @@ class FlatTraces:
         return outcome
 
     def _spread(self, outcome: np.ndarray) -> np.ndarray:
-        """Each trace's mean of what is not NaN, over all its slots; drawn towards the set's mean by four observations."""
+        """Each trace's mean of what is known, over all its slots; four observations draw it towards the set's mean."""
         known = ~np.isnan(outcome)
         total = np.bincount(self.trace[known], outcome[known], len(self.traces))
         count = np.bincount(self.trace[known], minlength=len(self.traces))
@@ -305,8 +339,12 @@ class FlatTraces:
 
     def _uniform(self, low: int, high: int) -> np.ndarray:
         """Uniforms that depend on the trace's own text alone, so that a trace replays alike in any set."""
-        draws = [np.random.default_rng([self.seed, low, high, zlib.crc32(trace.ids.tobytes())]).random(trace.max_new_tokens + 1)
-                 for trace in self.traces]
+        draws = [
+            np.random.default_rng([self.seed, low, high, zlib.crc32(trace.ids.tobytes())]).random(
+                trace.max_new_tokens + 1
+            )
+            for trace in self.traces
+        ]
         return np.concatenate(draws)
 
 

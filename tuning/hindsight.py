@@ -1,4 +1,4 @@
-"""What adapting could be worth: the best config for all prompts, for each prompt, and for each block, chosen afterwards."""
+"""What adapting could be worth: the best config for all prompts, for each prompt and for each block, in hindsight."""
 
 from __future__ import annotations
 
@@ -41,17 +41,23 @@ def hindsight(replay: Replay, configs: Sequence[PyramidConfig]) -> Hindsight:
     order = np.argsort(seconds.sum(1), kind="stable")
     ratios = {configs[i]: float(alone / seconds[i].sum()) for i in order}
     static = configs[order[0]]
-    return Hindsight(static, ratios[static], tuple(configs[i] for i in best_each), float(alone / seconds.min(0).sum()),
-                     float(alone / (_best_blocks(replay, configs) + _prompts(replay))), ratios)
+    return Hindsight(
+        static,
+        ratios[static],
+        tuple(configs[i] for i in best_each),
+        float(alone / seconds.min(0).sum()),
+        float(alone / (_best_blocks(replay, configs) + _prompts(replay))),
+        ratios,
+    )
 
 
 def _best_blocks(replay: Replay, configs: Sequence[PyramidConfig]) -> float:
-    """Least seconds for all traces if every block may run any config: shortest paths from each end back to its start."""
+    """Least seconds for all traces if every block may run any config: shortest paths, from each end back."""
     tables = [replay.table(config) for config in configs]
     seconds = np.array([table.seconds for table in tables])
     steps = np.array([table.tokens for table in tables])
     flat = replay.flat
-    last = np.searchsorted(flat.positions, flat.end)   # row behind each trace
+    last = np.searchsorted(flat.positions, flat.end)  # row behind each trace
     row_end = np.repeat(last, flat.end - flat.first)
     least = np.zeros(seconds.shape[1] + 1)
     for row in range(seconds.shape[1] - 1, -1, -1):

@@ -102,7 +102,7 @@ def agreement(one: Timed, other: Timed) -> float:
 
 @dataclass
 class Objective:
-    """Speed of a config as a ratio to `ar`: what the study maximises.
+    """Speed of a config as a ratio to `ar`: what the study maximises; speed and score with `with_score`.
 
     Everything else a trial measured stands in its user attributes: "config" and "predicted_ratio", "formula_ratio",
     then those of `Tally.to_dict`, then "score" (as in a profile), "score_loss" and "worker".
@@ -118,6 +118,7 @@ class Objective:
     task: Task
     limits: Limits
     worker: str
+    with_score: bool = False
     progress: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class Objective:
         self._ar_values = self.task.per_example(texts, examples)
         self.ar_score = self.task.score(texts, examples)
 
-    def __call__(self, trial: optuna.Trial) -> float:
+    def __call__(self, trial: optuna.Trial) -> float | tuple[float, float]:
         config = self.space.suggest(trial)
         predicted = self.prior.predict(config)
         trial.set_user_attr("config", config.to_dict())
@@ -143,6 +144,8 @@ class Objective:
                 runs = (lambda: self.bench.ar(prompt), lambda: self.bench.run(prompt, config))
                 tally.add(*in_rotation(runs, index + trial.number), answer_tokens=len(answer))
             self.progress()
+            if self.with_score:
+                continue   # a study of two objectives takes no intermediate values and prunes nothing
             trial.report(tally.own[-1].tokens_per_second / tally.ar[-1].tokens_per_second, index)
             if index + 1 >= MIN_QUESTIONS and index + 1 < len(self.questions) and trial.should_prune():
                 _remember(trial, tally.to_dict())
@@ -154,7 +157,7 @@ class Objective:
         trial.set_user_attr("score_loss", list(loss))
         for name, excess in self.limits.excesses(score.value, loss[0], measured["mean_drift"]).items():
             trial.set_constraint(name, excess)
-        return tally.ratio
+        return (tally.ratio, score.value) if self.with_score else tally.ratio
 
     def score(self, config: PyramidConfig) -> tuple[Score, tuple[float, float, float]]:
         """-> (task score, what it lost against `ar` on the same questions with its 95 % interval)

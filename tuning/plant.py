@@ -11,7 +11,7 @@ import numpy as np
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import RequestInfo
 from adaptive_pyramid.stats import BlockStats, Forward, Verification
-from tuning.blocks import Event
+from tuning.block_table import Event
 
 if TYPE_CHECKING:
     from tuning.replay import Replay
@@ -27,8 +27,8 @@ class ReplayPlant:
             config = controller.step(plant.step(config))
 
     The statistics are those that the decoder would give, as far as they were recorded: values at positions behind a
-    token that is not the text's, where the decoder knows entropies and distances, are NaN. Caches are followed from block
-    to block: a tier that re-enters the route pays for catching up, and the prompt is paid at each tier's first use.
+    token that is not the text's, where the decoder knows entropies and distances, are NaN. Caches are followed from
+    block to block: a tier that re-enters the route pays for catching up, and each tier's first use pays the prompt.
 
     Args:
         replay: a `Replay`; its tables of blocks are shared by all plants made from it. trace: index of the trace.
@@ -83,10 +83,15 @@ class ReplayPlant:
         forwards = self._forwards(events, {tier: int(cached[row]) for tier, cached in table.cached.items()})
         tokens = int(table.tokens[row])
         stats = BlockStats(
-            config=config, position=self.position, context=self._prompt + self.position, tokens=tokens,
+            config=config,
+            position=self.position,
+            context=self._prompt + self.position,
+            tokens=tokens,
             seconds=sum(forward.seconds for forward in forwards) + self.replay.overhead * len(verdicts),
-            verifications=tuple(self._verification(event, i, drift) for event, i in verdicts), forwards=tuple(forwards),
-            origins=_origins(verdicts, config.target)[:tokens], drift=(*drift[slot : slot + tokens - 1].tolist(), 0.0),
+            verifications=tuple(self._verification(event, i, drift) for event, i in verdicts),
+            forwards=tuple(forwards),
+            origins=_origins(verdicts, config.target)[:tokens],
+            drift=(*drift[slot : slot + tokens - 1].tolist(), 0.0),
         )
         self.position += tokens
         self.seconds += stats.seconds
@@ -107,7 +112,15 @@ class ReplayPlant:
                     width += lag if self.replay.prefill else min(lag, self.position)
                 used.add(tier)
                 read = self._prompt + int(event.pos[i]) - self._first + (step if is_draft else proposed)
-                found.append(Forward(tier, width, 1 if is_draft else proposed + 1, read - width, float(self.replay.prices(tier, width))))
+                found.append(
+                    Forward(
+                        tier,
+                        width,
+                        1 if is_draft else proposed + 1,
+                        read - width,
+                        float(self.replay.prices(tier, width)),
+                    )
+                )
         self._cached.update((tier, cached[tier]) for tier in used)
         return found
 
@@ -126,11 +139,17 @@ class ReplayPlant:
         loosened = drift[kept] > 0 if is_target else flat.top[tier][kept] != flat.ids[kept]
         off_loosened = not event.off and accepted > on_path and event.token[i] != flat.top[tier][here + on_path]
         return Verification(
-            tier=tier, proposer=None if proposer < 0 else proposer, proposed=proposed, accepted=accepted,
-            rejected=int(event.rejected[i]), emitted=int(event.emitted[i]), relaxed=int(loosened.sum()) + int(off_loosened),
+            tier=tier,
+            proposer=None if proposer < 0 else proposer,
+            proposed=proposed,
+            accepted=accepted,
+            rejected=int(event.rejected[i]),
+            emitted=int(event.emitted[i]),
+            relaxed=int(loosened.sum()) + int(off_loosened),
             entropy=_column(flat.entropy[tier], here, known, proposed + 1),
             proposal_entropy=_column(flat.entropy[proposer], here, known, proposed) if proposed else (),
-            divergence=divergence, distance=distance,
+            divergence=divergence,
+            distance=distance,
         )
 
     def _divergences(self, event: Event, i: int, known: int) -> tuple[float, ...]:
@@ -159,7 +178,7 @@ class ReplayPlant:
 def _events(events: list[Event], row: int):
     """(event, index of `row` in it) for the events of one block, in order."""
     for event in events:
-        i = int(np.searchsorted(event.lane, row))   # lanes are sorted
+        i = int(np.searchsorted(event.lane, row))  # lanes are sorted
         if i < len(event.lane) and event.lane[i] == row:
             yield event, i
 
@@ -170,7 +189,9 @@ def _origins(verdicts: list[tuple[Event, int]], target: int) -> tuple[int, ...]:
     for event, i in verdicts:
         proposer, accepted = int(event.proposer[i]), int(event.accepted[i])
         below = waiting.pop(proposer, None) or [proposer] * int(event.proposed[i])
-        waiting.setdefault(event.tier, []).extend([*below[:accepted], *[event.tier] * (int(event.emitted[i]) - accepted)])
+        waiting.setdefault(event.tier, []).extend(
+            [*below[:accepted], *[event.tier] * (int(event.emitted[i]) - accepted)]
+        )
     return tuple(waiting[target])
 
 

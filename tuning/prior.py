@@ -6,15 +6,18 @@ position to position; the replay knows better, since agreement comes in runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
-from adaptive_pyramid.throughput import Acceptance, CostModel, ThroughputModel
+from adaptive_pyramid.stats import BlockStats
+from adaptive_pyramid.throughput import CostModel, ThroughputModel
 
 from tuning.replay import Replay
-from tuning.traces import Trace
+from tuning.traces import TraceSet
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Prior:
         overhead: seconds per verification outside the models.
     """
 
-    traces: Sequence[Trace]
+    traces: TraceSet
     costs: CostModel
     method: Method
     overhead: float = 0.0
@@ -43,6 +46,12 @@ class Prior:
     def __post_init__(self) -> None:
         self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], method: Method) -> Prior:
+        """From what a study stores of its calibration: traces (base64 of a trace file), costs (tier -> width -> seconds), overhead."""
+        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
+        return cls(TraceSet.from_bytes(base64.b64decode(data["traces"])), CostModel(costs), method, data["overhead"])
+
     def predict(self, config: PyramidConfig) -> Prediction:
         config = config.normalized()
         if config not in self._known:
@@ -51,6 +60,11 @@ class Prior:
                 self._alone = self.replay.play(config.with_route((config.target,))).tokens_per_second
             self._known[config] = Prediction(own.tokens_per_second / self._alone, self._formula(config))
         return self._known[config]
+
+    def block_seconds(self, block: BlockStats) -> float:
+        """What a real block should have taken, by its forwards and the cost table: the clock `model`."""
+        forwards = sum(self.costs.seconds(forward.tier, forward.width) for forward in block.forwards)
+        return forwards + self.overhead * len(block.verifications)
 
     def ranked(self, candidates: Sequence[PyramidConfig], progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
         """Best first; of equally good ones the shorter route, the smaller taus and lengths first.
@@ -90,45 +104,11 @@ class Prior:
 
     def _formula(self, config: PyramidConfig) -> float:
         """The formula's ratio, with the prompts' forwards added on both sides."""
-        model = ThroughputModel(self.costs, acceptance(self.traces, config, self.method), self.overhead)
-        tokens = sum(len(trace.text) for trace in self.traces)
-        prompts = {tier: sum(self.costs.seconds(tier, trace.prompt_length) for trace in self.traces)
+        model = ThroughputModel(self.costs, self.replay.acceptance(config), self.overhead)
+        tokens = self.traces.tokens
+        prompts = {tier: sum(self.costs.seconds(tier, len(trace.prompt)) for trace in self.traces)
                    for tier in (*config.tiers, config.target)}
         alone = prompts[config.target] + tokens * (self.costs.seconds(config.target, 1) + self.overhead)
         together = sum(prompts[tier] for tier in config.tiers) + tokens / model.predict(config).tokens_per_second
         return alone / together
-
-
-def acceptance(traces: Sequence[Trace], config: PyramidConfig, method: Method) -> dict[tuple[int, int], Acceptance]:
-    """(proposer, verifier) -> Acceptance for every pair of neighbours in the config's route.
-
-    Rates are those of two tiers alone on the target's text: what a mid tier emits below its own best (its tau) is not
-    modelled here.
-    """
-    pairs: dict[tuple[int, int], Acceptance] = {}
-    for below, verifier in zip(config.route, config.route[1:]):
-        for proposer in below if isinstance(below, tuple) else (below,):
-            pairs[proposer, verifier] = _pair(traces, config, method, proposer, verifier)
-    return pairs
-
-
-def _pair(traces: Sequence[Trace], config: PyramidConfig, method: Method, proposer: int, verifier: int) -> Acceptance:
-    length, tau = config.stage(verifier).length, config.stage(verifier).tau
-    rule = method.rule(verifier == config.target)
-    accepted = tested = answered = asked = proposed = 0
-    for trace in traces:
-        for start in range(len(trace.text)):
-            asked += 1
-            tokens = (trace.found[proposer][start] if proposer in trace.found else trace.best[proposer][start:])[:length]
-            tokens = tokens[: len(trace.text) - start]
-            answered += bool(tokens)
-            proposed += len(tokens)
-            for i, token in enumerate(tokens):
-                tested += 1
-                if not trace.accepts(rule, tau, proposer, verifier, start + i, token):
-                    break
-                accepted += 1
-    # Proposals that the end of the answer cuts short are not short because of their proposer.
-    fill = 1.0 if proposer not in traces[0].found else min(1.0, proposed / max(1, answered * length))
-    return Acceptance(accepted / tested if tested else 0.0, answered / asked if asked else 0.0, fill)
 

@@ -1,9 +1,10 @@
-"""Recording traces with real models: the target's greedy answer first, then every tier along it, some positions per forward."""
+"""Recording traces with real models: the target's greedy answer first, then every tier along it, 16 ids a forward."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ from tuning.objective import prompt_ids
 from tuning.tasks import Task
 from tuning.traces import DIVERGENCES, NOTHING, Header, TierInfo, Trace, TraceSet
 
-# Positions per forward, as many as a verification has. Not more: half precision rounds differently in wide forwards, and
-# quantised tiers use their source's weights there (one agreed with its target on .997 of the tokens instead of .97).
+# Positions per forward, as many as a verification has. Not more: half precision rounds differently in wide forwards,
+# and quantised tiers use their source's weights there (one agreed with its target on .997 of the tokens, not .97).
 _ROWS = 16
-_SAVE_EVERY = 20.0   # seconds of work that a killed process can lose
+_SAVE_EVERY = 20.0  # seconds of work that a killed process can lose
 
 
 def tier_infos(decoder: PyramidDecoder, names: Sequence[str] | None = None) -> tuple[TierInfo, ...]:
-    """What a header says of a decoder's tiers; TypeError for a foreign candidate generator, which cannot be replayed."""
+    """What a header says of a decoder's tiers; TypeError for a foreign candidate generator: it cannot be replayed."""
     infos = []
     for tier, member in enumerate(decoder.tiers):
         name = names[tier] if names is not None else f"tier{tier}"
@@ -47,13 +48,22 @@ def tier_infos(decoder: PyramidDecoder, names: Sequence[str] | None = None) -> t
     return tuple(infos)
 
 
-def record(decoder: PyramidDecoder, prompt: Sequence[int], max_new_tokens: int, eos: Sequence[int] = (), *,
-           answer: Sequence[int] | None = None, task: str = "", example: str = "", turn: int = 0) -> Trace:
+def record(
+    decoder: PyramidDecoder,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    eos: Sequence[int] = (),
+    *,
+    answer: Sequence[int] | None = None,
+    task: str = "",
+    example: str = "",
+    turn: int = 0,
+) -> Trace:
     """Decode greedily with the target alone, then score the answer with every tier.
 
     Args:
-        prompt: token ids. eos: ids that end the answer. answer: the target's output, if it was decoded already (at least
-            one id). task, example, turn: the trace's name within its set.
+        prompt: token ids. eos: ids that end the answer. answer: the target's output, if it was decoded already.
+        task, example, turn: the trace's name within its set.
     """
     check_int("max_new_tokens", max_new_tokens, 1)
     prompt = [int(token) for token in prompt]
@@ -62,8 +72,11 @@ def record(decoder: PyramidDecoder, prompt: Sequence[int], max_new_tokens: int, 
         raise ValueError(f"the answer must have between 1 and max_new_tokens={max_new_tokens} ids, got {len(ids)}")
     infos = tier_infos(decoder)
     n = len(ids)
-    copies = {tier: Copies(prompt + ids, len(prompt), *info.lookup, info.usable_ids)
-              for tier, info in enumerate(infos) if info.lookup is not None}
+    copies = {
+        tier: Copies(prompt + ids, len(prompt), *info.lookup, info.usable_ids)
+        for tier, info in enumerate(infos)
+        if info.lookup is not None
+    }
     readable = {tier: _readable(scorer, prompt, ids) for tier, scorer in decoder.scorers.items()}
     pairs = Header(infos).pairs
     top = np.full((len(infos), n), NOTHING, np.int32)
@@ -74,13 +87,18 @@ def record(decoder: PyramidDecoder, prompt: Sequence[int], max_new_tokens: int, 
         for i in range(n):
             source[tier, i] = copy.source(i, i)
             top[tier, i] = (copy.tokens(i, source[tier, i], 1) or [NOTHING])[0]
-    departures = np.array([(tier, *where) for tier, copy in copies.items() for where in copy.departures()], np.int32).reshape(-1, 3)
+    departures = np.array(
+        [(tier, *where) for tier, copy in copies.items() for where in copy.departures()], np.int32
+    ).reshape(-1, 3)
     departure_regret = np.full((len(departures), len(infos)), np.nan, np.float32)
     with torch.inference_mode():
-        # The first token comes with the prompt, in decoding too; alone, so that the others do not share its wide forward.
+        # The first token comes with the prompt, as in decoding; alone, so that no other shares that wide forward.
         for start in (0, *range(1, n, _ROWS)):
             stop = min(start + _ROWS, n) if start else 1
-            logits = {tier: _logits(scorer, prompt, ids, start, min(stop, readable[tier])) for tier, scorer in decoder.scorers.items()}
+            logits = {
+                tier: _logits(scorer, prompt, ids, start, min(stop, readable[tier]))
+                for tier, scorer in decoder.scorers.items()
+            }
             for tier, scores in logits.items():
                 rows = slice(start, start + len(scores))
                 log_p = scores - scores.logsumexp(-1, keepdim=True)
@@ -98,8 +116,38 @@ def record(decoder: PyramidDecoder, prompt: Sequence[int], max_new_tokens: int, 
                 q = point_logits(torch.from_numpy(top[low, start + here]).long(), p.shape[-1]) if q is None else q[here]
                 for row, name in enumerate(DIVERGENCES):
                     distances[row, column, start + here] = divergence(name)(p[here], q)
-    return Trace(task, example, turn, max_new_tokens, ids[-1] in set(eos), np.array(prompt, np.int32),
-                 np.array(ids, np.int32), top, logprob, gap, entropies, distances, source, departures, departure_regret)
+    return Trace(
+        task,
+        example,
+        turn,
+        max_new_tokens,
+        ids[-1] in set(eos),
+        np.array(prompt, np.int32),
+        np.array(ids, np.int32),
+        top,
+        logprob,
+        gap,
+        entropies,
+        distances,
+        source,
+        departures,
+        departure_regret,
+    )
+
+
+def record_answers(
+    decoder: PyramidDecoder,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    progress: Callable[[], None] = lambda: None,
+) -> TraceSet:
+    """Traces of answers that the target has written already. `progress` is called after each; caches end up empty."""
+    traces = TraceSet(Header(tier_infos(decoder)))
+    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        traces.traces.append(record(decoder, prompt, len(answer), answer=answer, example=str(index)))
+        progress()
+    decoder.clear_caches()
+    return traces
 
 
 def _readable(scorer: Scorer, prompt: list[int], ids: list[int]) -> int:
@@ -127,35 +175,53 @@ def _decoded(decoder: PyramidDecoder, prompt: list[int], max_new_tokens: int, eo
     return [token for block in decoder.blocks(request, target_only, "ar") for token in block.tokens]
 
 
-def header_of(family: Family, decoder: PyramidDecoder, costs: bool = True, progress: Callable[[], None] = lambda: None) -> Header:
-    """The header for traces of a family. costs: measure them (some seconds); `progress` is called after every forward."""
+def header_of(
+    family: Family, decoder: PyramidDecoder, costs: bool = True, progress: Callable[[], None] = lambda: None
+) -> Header:
+    """The header for traces of a family. costs: measure them, calling `progress` after every forward."""
     import transformers
 
     target = decoder.tiers[-1]
     ends = target.generation_config.eos_token_id
     table = None
     if costs:
-        table = cost_table(decoder, family.tokenizer("Once upon a time there was a lighthouse.").input_ids, progress=progress)
+        table = cost_table(
+            decoder, family.tokenizer("Once upon a time there was a lighthouse.").input_ids, progress=progress
+        )
     return Header(
-        tier_infos(decoder, family.tier_names), () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
-        family=family.name, tokenizer=str(family.tokenizer.name_or_path or type(family.tokenizer).__name__).rstrip("/").split("/")[-1],
-        dtype=str(target.dtype).removeprefix("torch."), device=str(target.device),
-        versions={"torch": torch.__version__, "transformers": transformers.__version__}, costs=table,
+        tier_infos(decoder, family.tier_names),
+        () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
+        family=family.name,
+        tokenizer=str(family.tokenizer.name_or_path or type(family.tokenizer).__name__).rstrip("/").split("/")[-1],
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=str(target.device),
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        costs=table,
     )
 
 
-def record_task(traces: TraceSet, decoder: PyramidDecoder, tokenizer: Any, task: Task, max_new_tokens: int | None = None,
-                path: Path | None = None, progress: Callable[[], None] = lambda: None) -> None:
-    """Add to `traces` every turn of every example of `task` that is not there yet; later turns follow the target's own replies.
+def record_task(
+    traces: TraceSet,
+    decoder: PyramidDecoder,
+    tokenizer: Any,
+    task: Task,
+    max_new_tokens: int | None = None,
+    path: Path | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Add to `traces` every turn of every example of `task` that is not there yet.
+
+    Later turns follow the target's own replies.
 
     Args:
-        max_new_tokens: default: the task's. path: where to save every now and then, and at the end, an interrupted one too.
+        max_new_tokens: default: the task's. path: where to save now and then, and at the end, even an interrupted one.
         progress: called after every turn.
 
     Raises:
         ValueError: traces of the same names that were recorded from other prompts or with another length.
     """
     limit = task.max_new_tokens if max_new_tokens is None else max_new_tokens
+    traces.header = replace(traces.header, labels={**traces.header.labels, task.name: task.label})
     known = {trace.key: trace for trace in traces}
     saved, written = time.monotonic(), len(traces)
     try:
@@ -165,7 +231,9 @@ def record_task(traces: TraceSet, decoder: PyramidDecoder, tokenizer: Any, task:
                 prompt = prompt_ids(tokenizer, example.messages(replies))
                 trace = known.get((task.name, example.id, turn))
                 if trace is None:
-                    trace = record(decoder, prompt, limit, traces.header.eos, task=task.name, example=example.id, turn=turn)
+                    trace = record(
+                        decoder, prompt, limit, traces.header.eos, task=task.name, example=example.id, turn=turn
+                    )
                     traces.traces.append(trace)
                 else:
                     _check_same(trace, prompt, limit)
@@ -182,7 +250,11 @@ def record_task(traces: TraceSet, decoder: PyramidDecoder, tokenizer: Any, task:
 def _check_same(trace: Trace, prompt: list[int], max_new_tokens: int) -> None:
     name = f"the trace of {trace.task}, example {trace.example!r}, turn {trace.turn}"
     if trace.prompt.tolist() != list(prompt):
-        raise ValueError(f"{name} was recorded from another prompt (other data, or another template); record into a new file")
+        raise ValueError(
+            f"{name} was recorded from another prompt (other data, or another template); record into a new file"
+        )
     if trace.max_new_tokens != max_new_tokens:
-        raise ValueError(f"{name} was recorded with max_new_tokens={trace.max_new_tokens}, now {max_new_tokens} is asked for; "
-                         "record into a new file")
+        raise ValueError(
+            f"{name} was recorded with max_new_tokens={trace.max_new_tokens}, now {max_new_tokens} is asked for; "
+            "record into a new file"
+        )

@@ -1,12 +1,12 @@
 """Decoding without models: what any config would do on recorded traces, in counters and modelled time.
 
-For greedy lossless methods, tokens and target passes are exactly the decoder's, and for two-tier routes every counter is.
-(One proviso: whether a draft model would have written EOS behind a token already refused is not recorded; it is taken not
-to, and `unseen_passes` says how many passes that concerns.) What deeper routes spend after a mid tier left the target's
-text within a block is estimated, and so is everything under sampling and under rules that let the output drift. Every
-result says which it is.
+For greedy lossless methods, tokens and target passes are exactly the decoder's, and for two-tier routes every counter
+is. One proviso: whether a draft model would have written EOS behind a token already refused is not recorded; it is taken
+not to, and `unseen_passes` says how many passes that concerns. What deeper routes spend after a mid tier left the
+target's text within a block is estimated, and so is everything under sampling and under rules that let the output drift.
+Every result says which it is.
 
-Modelled time is counters priced with a cost table: measured where the traces were recorded, or made up (`tuning.costs`).
+Modelled time is counters priced with a cost table: measured where the traces were recorded, or what-if (`costs.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import numpy as np
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.errors import check_number
-from adaptive_pyramid.throughput import CostModel
-from tuning.blocks import COUNTS, BlockTable, Prices, block_table
+from adaptive_pyramid.throughput import Acceptance, CostModel
+from tuning.block_table import COUNTS, BlockTable, Prices
+from tuning.blocks import block_table, compares_copies
 from tuning.costs import CostTable
-from tuning.flat import FAR, AcceptanceEstimate, FlatTraces
+from tuning.flat import FAR, AcceptanceEstimate, FlatTraces, next_true
 from tuning.plant import ReplayPlant
 from tuning.retelling import drifted, sampled
 from tuning.traces import TraceSet
 
 _WIDEST_BLOCK = 1024
-_KEPT_DETAILS = 64   # a controller has at most some dozens of arms
+_KEPT_DETAILS = 64  # a controller has at most some dozens of arms
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ReplayResult:
 
     Args:
         tokens, blocks: sums. forwards: tier -> passes. stages: verifying tier -> counts.
-        seconds: modelled, prompts included. prefill_seconds: the prompts' part. ar_seconds: target-only decoding's, ditto.
+        seconds: modelled, prompts included. prefill_seconds: the prompts' part. ar_seconds: target-only decoding's.
         drift: sum over emitted tokens (nats in greedy decoding, total variation in sampling); 0 for lossless methods.
         exact: whether every counter equals the decoder's. unseen_passes: draft passes behind a refused token.
         labels: sentences on what is estimated or modelled, and how.
@@ -109,9 +110,18 @@ class Replay:
         ValueError: no traces, no costs, or a tier without any.
     """
 
-    def __init__(self, traces: TraceSet, costs: CostModel | CostTable | None = None, method: str | Method = "pyramid",
-                 overhead: float = 0.0, *, prefill: bool = True, do_sample: bool = False, seed: int = 0,
-                 acceptance: AcceptanceEstimate | None = None) -> None:
+    def __init__(
+        self,
+        traces: TraceSet,
+        costs: CostModel | CostTable | None = None,
+        method: str | Method = "pyramid",
+        overhead: float = 0.0,
+        *,
+        prefill: bool = True,
+        do_sample: bool = False,
+        seed: int = 0,
+        acceptance: AcceptanceEstimate | None = None,
+    ) -> None:
         if not len(traces):
             raise ValueError("there is nothing to replay: the trace set is empty")
         self.traces = traces
@@ -129,7 +139,7 @@ class Replay:
             self.flat = sampled(self.flat, self.method.coupled, seed)
         self._details: dict[PyramidConfig, tuple[BlockTable, np.ndarray]] = {}
         self._counts = np.array([len(trace) for trace in traces])
-        self._rows = np.concatenate([[0], np.cumsum(self._counts)])   # rows of a table that belong to each trace
+        self._rows = np.concatenate([[0], np.cumsum(self._counts)])  # rows of a table that belong to each trace
         target = self.header.target
         self._ar = self._counts * (self.prices(target, 1) + self.overhead)
         if prefill:
@@ -143,7 +153,10 @@ class Replay:
         """(`table` with the events of every block, drift of a token accepted at each slot); the last few are kept."""
         if config not in self._details:
             flat, drift = drifted(self.flat, config, self.method)
-            self._details[config] = block_table(flat, config, self.method, self.prices, self.overhead, details=True), drift
+            self._details[config] = (
+                block_table(flat, config, self.method, self.prices, self.overhead, details=True),
+                drift,
+            )
             if len(self._details) > _KEPT_DETAILS:
                 self._details.pop(next(iter(self._details)))
         return self._details[config]
@@ -157,23 +170,80 @@ class Replay:
         late, prefill = self._catching_up(table, rows, trace)
         seconds = table.seconds[rows] + late + prefill
         by_trace = {
-            "tokens": self._counts, "blocks": np.bincount(trace, minlength=len(self.traces)), "ar_seconds": self._ar,
-            "seconds": np.bincount(trace, seconds, len(self.traces)), "prefill_seconds": np.bincount(trace, prefill, len(self.traces)),
+            "tokens": self._counts,
+            "blocks": np.bincount(trace, minlength=len(self.traces)),
+            "ar_seconds": self._ar,
+            "seconds": np.bincount(trace, seconds, len(self.traces)),
+            "prefill_seconds": np.bincount(trace, prefill, len(self.traces)),
         }
         lossless = self.method.lossless and not self.do_sample
         exact = lossless and not bool(table.estimated[rows].any())
         # The last token of a block is the target's own; of the others, those that only tau let pass drift.
         own = table.starts[rows] + table.tokens[rows] - 1
         return ReplayResult(
-            config, tokens=int(self._counts.sum()), blocks=len(rows),
+            config,
+            tokens=int(self._counts.sum()),
+            blocks=len(rows),
             forwards={tier: int(passes[rows].sum()) for tier, passes in table.forwards.items()},
-            stages={tier: StageCounts(**{name: int(counts[name][rows].sum()) for name in COUNTS})
-                    for tier, counts in table.counts.items() if len(rows) and counts["rounds"][rows].any()},
-            seconds=float(seconds.sum()), prefill_seconds=float(prefill.sum()), ar_seconds=float(self._ar.sum()),
-            drift=float(drift[flat.positions].sum() - drift[own].sum()), exact=exact,
+            stages={
+                tier: StageCounts(**{name: int(counts[name][rows].sum()) for name in COUNTS})
+                for tier, counts in table.counts.items()
+                if len(rows) and counts["rounds"][rows].any()
+            },
+            seconds=float(seconds.sum()),
+            prefill_seconds=float(prefill.sum()),
+            ar_seconds=float(self._ar.sum()),
+            drift=float(drift[flat.positions].sum() - drift[own].sum()),
+            exact=exact,
             unseen_passes=int(table.unseen[rows].sum()) if self.header.eos else 0,
-            labels=self._labels(table, rows, exact), by_trace=by_trace,
+            labels=self._labels(config, table, rows, exact),
+            by_trace=by_trace,
         )
+
+    def acceptance(self, config: PyramidConfig) -> dict[tuple[int, int], Acceptance]:
+        """What the closed formula (`throughput.ThroughputModel`) needs: (proposer, verifier) -> Acceptance in `config`.
+
+        Each pair by itself along the text, from every position: what a mid tier's tau lets through is not modelled.
+        """
+        pairs: dict[tuple[int, int], Acceptance] = {}
+        for below, verifier in zip(config.route, config.route[1:]):
+            for proposer in below if isinstance(below, tuple) else (below,):
+                pairs[proposer, verifier] = self._pair(config, proposer, verifier)
+        return pairs
+
+    def _pair(self, config: PyramidConfig, proposer: int, verifier: int) -> Acceptance:
+        stage = config.stage(verifier)
+        asked, length, kept = self._offers(
+            proposer, verifier, self.method.rule(verifier == config.target), stage.tau, stage.length
+        )
+        tested = int((kept + (kept < length)).sum())
+        hit = length > 0
+        # How much of what was asked for a lookup finds; models always draft it all.
+        fill = 1.0 if proposer in self.header.models else float(length.sum() / max(1, asked[hit].sum()))
+        return Acceptance(int(kept.sum()) / tested if tested else 0.0, float(hit.mean()), fill)
+
+    def by_offset(self, proposer: int, verifier: int, rule: str, tau: float, length: int) -> list[tuple[int, int]]:
+        """(accepted, tested) at each place of proposals of `length` tokens, one made before every token of the text."""
+        _, offered, kept = self._offers(proposer, verifier, rule, tau, length)
+        return [(int((kept > i).sum()), int(((offered > i) & (kept >= i)).sum())) for i in range(length)]
+
+    def _offers(
+        self, proposer: int, verifier: int, rule: str, tau: float, length: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(tokens asked for, proposed, accepted) from every position along the text, no further than its end."""
+        flat = self.flat
+        starts = flat.positions
+        asked = np.minimum(length, flat.end[flat.trace[starts]] - starts)
+        if proposer in self.header.models:
+            refused_at = flat.cached(
+                ("disagreement", proposer, verifier, rule, tau),
+                lambda: next_true(flat.agreement(proposer, verifier, rule, tau) != 1),
+            )
+            return asked, asked, np.minimum(refused_at[starts] - starts, asked)
+        available, match, _ = flat.copy(proposer, starts, starts)
+        offered = np.minimum(asked, available)
+        refused_at = flat.refusal(verifier, proposer, rule, tau)[starts]
+        return asked, offered, np.minimum(np.minimum(refused_at - starts, match), offered)
 
     def plant(self, trace: int = 0) -> ReplayPlant:
         """One trace, to be stepped block by block under changing configs."""
@@ -190,15 +260,15 @@ class Replay:
         return np.array(rows, np.int64)
 
     def _catching_up(self, table: BlockTable, rows: np.ndarray, trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds that each block's first forwards cost more because caches lag: (behind the new text, behind the prompt)."""
+        """Seconds that each block's first forwards cost more where caches lag: (behind new text, behind the prompt)."""
         late_seconds, prefill_seconds = np.zeros(len(rows)), np.zeros(len(rows))
         start = table.starts[rows] - self.flat.first[trace]
         is_first = np.r_[True, trace[1:] != trace[:-1]]
         for tier, first in table.first.items():
             used = first[rows] > 0
             nothing = -self.flat.prompt[trace]
-            # How far each cache reached after the last block that used it: reach only grows, so a running maximum carries it
-            # over blocks that did not; traces are kept apart by an offset.
+            # How far each cache reached after the last block that used it. Reach only grows, so a running maximum
+            # carries it over blocks that did not; traces are kept apart by an offset.
             apart = trace << 40
             reach = apart + np.where(used, table.cached[tier][rows] - self.flat.first[trace], nothing)
             before = np.maximum.accumulate(np.r_[-FAR, reach[:-1]])
@@ -212,22 +282,31 @@ class Replay:
                 prefill_seconds += np.where(used, self.prices(tier, width + lag) - caught_up, 0.0)
         return late_seconds, prefill_seconds
 
-    def _labels(self, table: BlockTable, rows: np.ndarray, exact: bool) -> tuple[str, ...]:
+    def _labels(self, config: PyramidConfig, table: BlockTable, rows: np.ndarray, exact: bool) -> tuple[str, ...]:
         labels = [f"modelled time: {self.costs_label}"]
         if self.do_sample:
-            labels.append("estimated: sampling at temperature 1, from distances between the tiers along the target's greedy text")
+            labels.append(
+                "estimated: sampling at temperature 1, from distances between the tiers along the target's greedy text"
+            )
         elif not self.method.lossless:
             labels.append("estimated: behind a drifting token the text is taken to go on as recorded")
-        elif table.estimated[rows].all() and len(rows):
+        elif compares_copies(config, self.method, self.header):
             labels.append("estimated: a fuzzy stage above a lookup, whose distances are recorded in part")
         elif not exact:
-            labels.append(f"tokens and target passes exact; passes of lower tiers estimated in {table.estimated[rows].mean():.0%} of the blocks, "
-                          "where a mid tier left the target's text")
+            labels.append(
+                "tokens and target passes exact; passes of lower tiers estimated in "
+                f"{table.estimated[rows].mean():.0%} of the blocks, where a mid tier left the target's text"
+            )
         return tuple(labels)
 
 
-def replay(traces: TraceSet, config: PyramidConfig, costs: CostModel | CostTable | None = None, method: str | Method = "pyramid",
-           **keywords: Any) -> ReplayResult:
+def replay(
+    traces: TraceSet,
+    config: PyramidConfig,
+    costs: CostModel | CostTable | None = None,
+    method: str | Method = "pyramid",
+    **keywords: Any,
+) -> ReplayResult:
     """One config over a trace set; for many configs, make one `Replay` and `play` them. Keywords as in `Replay`."""
     return Replay(traces, costs, method, **keywords).play(config)
 
@@ -239,4 +318,7 @@ def _costs(costs: CostModel | CostTable | None, traces: TraceSet) -> tuple[CostM
         return costs, "the cost table that was passed"
     if traces.header.costs is None:
         raise ValueError("these traces hold no measured costs: pass costs=, or record them with costs")
-    return traces.header.costs, f"costs measured where the traces were recorded ({traces.header.device or 'device unknown'})"
+    return (
+        traces.header.costs,
+        f"costs measured where the traces were recorded ({traces.header.device or 'device unknown'})",
+    )

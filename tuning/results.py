@@ -17,7 +17,7 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
 
 COLUMNS = ("trial", "config", "predicted", "formula", "measured", "low", "high", "median", "tokens/s", "ar tokens/s",
-           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "prompts", "state")
+           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "front", "prompts", "state")
 
 
 BRIEF = ("trial", "config", "predicted", "measured", "low", "high", "tokens/s", "acceptance", "score", "state")
@@ -36,7 +36,14 @@ def feasible(trial: FrozenTrial) -> bool:
 
 def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The usable trials by measured ratio."""
-    return sorted(filter(feasible, trials), key=lambda trial: -trial.value)
+    return sorted(filter(feasible, trials), key=lambda trial: -trial.user_attrs["ratio"])
+
+
+def front(trials: Sequence[FrozenTrial]) -> set[int]:
+    """Numbers of the usable trials that no other beats in speed without losing score (the Pareto front)."""
+    points = {trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"]) for trial in filter(feasible, trials)}
+    return {number for number, (ratio, score) in points.items()
+            if not any(r >= ratio and s >= score and (r, s) != (ratio, score) for r, s in points.values())}
 
 
 def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
@@ -48,10 +55,11 @@ def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -
 def rows(trials: Sequence[FrozenTrial], tier_names: Sequence[str]) -> list[dict[str, str]]:
     """One dict of COLUMNS per finished trial, fastest first."""
     ordered = sorted((trial for trial in trials if "ratio" in trial.user_attrs), key=lambda trial: -trial.user_attrs["ratio"])
-    return [_row(trial, tier_names) for trial in ordered]
+    best = front(trials)
+    return [_row(trial, tier_names, trial.number in best) for trial in ordered]
 
 
-def _row(trial: FrozenTrial, tier_names: Sequence[str]) -> dict[str, str]:
+def _row(trial: FrozenTrial, tier_names: Sequence[str], on_front: bool) -> dict[str, str]:
     seen: dict[str, Any] = trial.user_attrs
     low, high = seen["ratio_interval"]
     score = seen.get("score")
@@ -66,7 +74,7 @@ def _row(trial: FrozenTrial, tier_names: Sequence[str]) -> dict[str, str]:
               f"{seen['tokens_per_second']:.1f}", f"{seen['ar_tokens_per_second']:.1f}", f"{seen['answer_ratio']:.2f}",
               by_tier("acceptance"), by_tier("acceptance_length"), f"{seen['agreement']:.2f}", f"{seen['mean_drift']:.3g}",
               "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
-              str(seen["prompts"]), state)
+              "*" if on_front else "", str(seen["prompts"]), state)
     return dict(zip(COLUMNS, values))
 
 

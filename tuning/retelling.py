@@ -1,4 +1,4 @@
-"""Estimates for decoding that does not follow the recorded text: the text is kept, and what tiers say along it is changed.
+"""Estimates for decoding that leaves the recorded text: the text is kept, and what tiers say along it is changed.
 
 Both are estimates, and replay labels them so: the recorded text is the target's greedy one, at temperature 1.
 """

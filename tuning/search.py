@@ -1,41 +1,24 @@
 """Tune decoding for one task: `python -m tuning.search --task csqa`.
 
-Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown) and the study
-(SQLite) beside it. The same command goes on where it was stopped.
+Writes a profile (YAML) to load with `AdaptivePyramid.from_profile`, a table of the trials (CSV, Markdown), a report (HTML)
+and the study (SQLite) beside it. The same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from adaptive_pyramid.errors import unknown_name
-
-from tuning.settings import Limits, Settings, choose_examples
-
-INTERRUPTED = 130   # the shell's code for Ctrl-C
-
-
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one sentence, with the nearest option for an unknown one."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            self.error(unknown_name("option", unknown[0].split("=")[0], options))
-        return found
+from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
+from tuning.report import report_after_search
+from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = _Parser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("--task", required=True, help="a task's name, or the path of its YAML file")
     cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
     cli.add_argument("--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)")
@@ -49,21 +32,12 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--min-score", type=float, help="least task score of a usable config")
     cli.add_argument("--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)")
     cli.add_argument("--max-drift", type=float, help="most mean drift per token, in nats")
+    cli.add_argument("--sampler", default="gp", metavar="|".join(SAMPLERS), help="chooses the trials after the prior's (default %(default)s)")
+    cli.add_argument("--min-gain", type=float, default=0.0, help="end early when less than this share is expected to be gained (gp only)")
+    cli.add_argument("--clock", default="wall", metavar="|".join(CLOCKS), help="model: price the forwards with the cost table (default %(default)s)")
+    cli.add_argument("--multi-objective", action="store_true", help="speed and score together: no limits, no pruning")
     cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
     return cli
-
-
-@contextmanager
-def _one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
-    """What users can get wrong becomes one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        cli.error(" ".join(str(error).split()))
-    except RuntimeError as error:
-        if type(error).__name__ != "FamilyUnavailable":   # by name: importing the class would import torch
-            raise
-        cli.error(" ".join(str(error).split()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(cli.parse_args(arguments))
     limits = {name: given.pop(name) for name in ("min_score", "max_score_loss", "max_drift")}
     try:
-        with _one_sentence(cli):
+        with one_sentence(cli):
             settings = Settings(**given, limits=Limits(**limits))
             examples = choose_examples(settings)
             # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
@@ -85,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if outcome.interrupted:
         return INTERRUPTED
-    return 0 if outcome.profile is not None else 1
+    if outcome.profile is None:
+        return 1
+    report_after_search(outcome.out, search.url)
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from adaptive_pyramid.errors import check_int, check_number
+from adaptive_pyramid.errors import check_int, check_number, unknown_name
 
 from tuning.examples import Example
 from tuning.tasks import Task, load_task
 
 CALIBRATION_QUESTIONS = 8
+SAMPLERS = ("gp", "tpe", "random")
+CLOCKS = ("wall", "model")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class Settings:
         max_new_tokens: timed per question. seed: of the choice of questions and of the sampler.
         out: the profile's path (None = TASK.yaml); tables and the default storage lie beside it.
         storage: database URL. run_code: run generated code in a sandbox where the task scores by unit tests.
+        sampler: one of SAMPLERS, for the trials that the prior did not choose. min_gain: the study ends early when the
+            sampler `gp` expects to gain less than this share of the best ratio; 0 = never.
+        clock: one of CLOCKS; "model" prices the forwards that really happened with the cost table.
+        multi_objective: maximise speed and score together, without limits or pruning.
 
     Raises:
         ValueError, TypeError: an impossible value, named as on the command line.
@@ -62,8 +71,21 @@ class Settings:
     storage: str | None = None
     run_code: bool = False
     limits: Limits = field(default_factory=Limits)
+    sampler: str = "gp"
+    min_gain: float = 0.0
+    clock: str = "wall"
+    multi_objective: bool = False
 
     def __post_init__(self) -> None:
+        for name, known in (("sampler", SAMPLERS), ("clock", CLOCKS)):
+            if getattr(self, name) not in known:
+                raise ValueError(unknown_name(_option(name), getattr(self, name), known))
+        check_number("--min-gain", self.min_gain, 0.0, 1.0)
+        if self.min_gain and (self.sampler != "gp" or self.multi_objective):
+            raise ValueError("--min-gain needs the sampler gp and one objective: nothing else knows what it expects to gain")
+        if self.multi_objective and any(limit is not None for limit in asdict(self.limits).values()):
+            raise ValueError("--multi-objective shows the whole front, so it takes no limits; expected none of "
+                             + ", ".join(_option(name) for name in asdict(self.limits)))
         for name, least in (("trials", 1), ("questions", 1), ("max_new_tokens", 2), ("seed", 0)):
             check_int(_option(name), getattr(self, name), least)
         for name, value in asdict(self.limits).items():
@@ -88,6 +110,12 @@ def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Examp
         raise ValueError(f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
                          f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}")
     return task, task.examples[: settings.questions], task.examples[settings.questions :]
+
+
+def questions_digest(examples: Sequence[Example]) -> str:
+    """What tells two choices of questions apart."""
+    chats = json.dumps([[example.system, example.history, example.turns] for example in examples])
+    return hashlib.sha256(chats.encode()).hexdigest()[:16]
 
 
 def _option(name: str) -> str:

@@ -19,8 +19,8 @@ _HEARTBEAT = 30   # seconds; a worker that has been silent for three of them has
 _RETRIES = 2
 
 
-def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner) -> optuna.Study:
-    """The study `name` at `url`, new or resumed.
+def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner, objectives: int = 1) -> optuna.Study:
+    """The study `name` at `url`, new or resumed; every objective is maximised.
 
     Raises:
         ValueError: a storage that cannot be opened, or a study there that was made with other settings.
@@ -31,8 +31,8 @@ def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.
             storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None,
                                  heartbeat_interval=_HEARTBEAT, grace_period=3 * _HEARTBEAT,
                                  heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES))
-            study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True,
-                                        pruner=pruner)
+            study = optuna.create_study(storage=storage, study_name=name, directions=["maximize"] * objectives,
+                                        load_if_exists=True, pruner=pruner)
         except (SQLAlchemyError, ImportError, ValueError, RuntimeError) as error:
             reason = str(getattr(error, "orig", None) or error).splitlines()[0]
             raise ValueError(f"cannot open the storage {url!r}: {reason}; expected a database URL such as "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import base64
 import platform
 import warnings
 from collections.abc import Sequence
@@ -14,23 +13,24 @@ from typing import Any
 import optuna
 import torch
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
 from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
-from adaptive_pyramid.throughput import CostModel
 
-from tuning import measure, results, storage, traces
+from tuning import measure, results, storage
 from tuning.console import Steps, note, progress_bar
 from tuning.examples import Example
-from tuning.finals import FINALISTS, Finals, make_profile, play_finals
+from tuning.finals import FINAL_QUESTIONS, FINALISTS, Finals, make_profile, play_finals
 from tuning.measure import Bench
 from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
 from tuning.prior import Prior
-from tuning.settings import Limits, Settings, choose_examples
+from tuning.recording import record_answers
+from tuning.sampler import PriorSampler
+from tuning.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.space import Space
 from tuning.tasks import Task
 
@@ -71,11 +71,11 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
     bench = Bench(pyramid, method, settings.max_new_tokens)
     out = settings.out or Path(f"{task.name}.yaml")
     limits = settings.limits
-    if not method.lossless and limits.max_score_loss is None:
+    if not method.lossless and not settings.multi_objective and limits.max_score_loss is None:
         limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
     url = settings.storage or storage.default_storage(out)
     record = _record(settings, task, measured, family, bench, limits)
-    study = _open(url, out.stem, record, settings.seed)
+    study = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
     return Search(settings, task, measured, calibration, family, bench, space, limits, study, url, out, steps)
 
 
@@ -100,8 +100,12 @@ class Search:
         """Calibrate, run the trials, write profile and tables. Ctrl-C during the trials ends them and keeps the rest."""
         prior = self._prior()
         questions = self._questions()
-        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node())
+        objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node(),
+                              with_score=self.settings.multi_objective)
         self._enqueue(prior)
+        self.study.sampler = self._sampler(prior)
+        if self.settings.clock == "model":
+            self.bench.price = prior.block_seconds
         interrupted, finals = False, None
         try:
             with self.steps.step("trials"):
@@ -121,8 +125,7 @@ class Search:
         if known is None:
             known = self._calibrate()
             self.study.set_user_attr("prior", known)
-        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in known["costs"].items()}
-        return Prior([traces.Trace.from_dict(trace) for trace in known["traces"]], CostModel(costs), self.bench.method, known["overhead"])
+        return Prior.from_dict(known, self.bench.method)
 
     def _calibrate(self) -> dict[str, Any]:
         decoder = self.bench.pyramid.decoder
@@ -134,10 +137,10 @@ class Search:
             for prompt in prompts:
                 runs.append(self.bench.ar(prompt))
                 advance()
-            recorded = traces.record(decoder, prompts, [run.ids for run in runs], self.bench.method.divergence, advance)
+            recorded = record_answers(decoder, prompts, [run.ids for run in runs], advance)
         outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
         return {"costs": costs.to_dict(), "overhead": max(0.0, outside[len(outside) // 2]),
-                "traces": [trace.to_dict() for trace in recorded]}
+                "traces": base64.b64encode(recorded.to_bytes()).decode()}
 
     def _questions(self) -> list[Question]:
         """The target's own answers, generated once per study: they give the score and the later turns' prompts."""
@@ -159,15 +162,34 @@ class Search:
             self.study.set_user_attr("enqueued", True)
         storage.requeue_interrupted(self.study)
 
+    def _sampler(self, prior: Prior) -> optuna.samplers.BaseSampler:
+        """What chooses the trials after the queued ones."""
+        # Another seed after every resumption: the same one would draw the same numbers again.
+        seed = self.settings.seed + len(self.study.get_trials(deepcopy=False))
+        if self.settings.multi_objective:
+            note("Two objectives: no trial is pruned" + (", and TPE chooses, since the sampler gp models one." if self.settings.sampler == "gp" else "."))
+        if self.settings.sampler == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        if self.settings.sampler == "gp" and not self.settings.multi_objective:
+            return PriorSampler(self.space, prior, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=True, group=True)
+
     def _trials(self, objective: Objective) -> None:
         """Run trials until the study holds as many finished ones as asked for."""
         left = self.settings.trials - len(storage.finished(self.study))
         if left <= 0:
             return
 
-        def tell(_: optuna.Study, trial: FrozenTrial) -> None:
+        def tell(study: optuna.Study, trial: FrozenTrial) -> None:
             for row in results.rows([trial], self.family.tier_names):
                 note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), predicted {row['predicted']}")
+            if self.settings.min_gain and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                gain = study.sampler.expected_gain(study)
+                if gain < self.settings.min_gain:
+                    note(f"The next trial is expected to gain {gain:.2%}, less than --min-gain {self.settings.min_gain:.2%}: the study ends here.")
+                    study.stop()
 
         with progress_bar("trials", left * len(objective.questions)) as advance:
             objective.progress = advance
@@ -177,8 +199,8 @@ class Search:
         finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
-        with progress_bar("finals", len(questions)) as advance:
-            return play_finals(self.bench, questions, finalists, advance)
+        with progress_bar("finals", len(questions[:FINAL_QUESTIONS])) as advance:
+            return play_finals(self.bench, questions[:FINAL_QUESTIONS], finalists, advance)
 
     def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
         """Print and write the table, and the profile of the best trial; None if no trial is usable."""
@@ -193,7 +215,7 @@ class Search:
         errors = {name: results.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
             "name": self.study.study_name, **self.study.user_attrs["settings"], "label": self.task.label,
-            "trials": len(trials), "best_trial": trial.number, "best_trial_ratio": trial.value,
+            "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number, "best_trial_ratio": trial.user_attrs["ratio"],
             "remeasured": finals is not None, "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
             "workers": sorted({trial.user_attrs["worker"] for trial in trials}), "threads": torch.get_num_threads(),
         }
@@ -212,22 +234,17 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
             limits: Limits) -> dict[str, Any]:
     """What must not change when a study is resumed."""
     here = bench.pyramid.description()
-    chats = json.dumps([[example.system, example.history, example.turns] for example in measured])
     return {
         "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name, "seed": settings.seed,
         "questions": settings.questions, "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "questions_sha256": hashlib.sha256(chats.encode()).hexdigest()[:16],
+        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective, "questions_sha256": questions_digest(measured),
         "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__, **here["versions"]},
     }
 
 
-def _open(url: str, name: str, record: dict[str, Any], seed: int) -> optuna.Study:
+def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)
-        study = storage.open_study(url, name, record, pruner)
-        # Another seed after every resumption: the same one would draw the same numbers again.
-        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)), n_startup_trials=4,
-                                                   multivariate=True, group=True)
-    return study
+        return storage.open_study(url, name, record, pruner, objectives)

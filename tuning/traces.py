@@ -9,6 +9,7 @@ measured costs, versions). docs/traces.md describes the format. Reading it needs
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -22,8 +23,8 @@ import numpy as np
 
 from adaptive_pyramid.errors import check_keys, unknown_name
 from adaptive_pyramid.throughput import CostModel
+from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
 from tuning.console import note, progress_bar
-from tuning.search import INTERRUPTED, _one_sentence as one_sentence, _Parser as Parser
 from tuning.tasks import load_task
 
 FORMAT_VERSION = 1
@@ -38,7 +39,7 @@ class TierInfo:
 
     Args:
         name: for people. lookup: None for a model, else (max_ngram, min_ngram) of a prompt lookup.
-        usable_ids: a lookup's proposals end before an id from here on. max_context: tokens a model can read, None = any.
+        usable_ids: a lookup's proposals end before an id from here on. max_context: what a model can read, None = any.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Header:
     Args:
         tiers: from draft to target. eos: ids that end a text. family, tokenizer, dtype, device, versions: provenance.
         costs: the forward times measured where the set was recorded (tier -> width -> seconds), or None.
+        labels: task -> what data its prompts are (a sample says so).
     """
 
     tiers: tuple[TierInfo, ...]
@@ -64,6 +66,7 @@ class Header:
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     costs: CostModel | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def target(self) -> int:
@@ -80,7 +83,7 @@ class Header:
         return tuple((low, high) for high in self.models for low in range(high))
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "costs": None if self.costs is None else self.costs.to_dict(), "versions": dict(self.versions)}
+        return {**asdict(self), "costs": None if self.costs is None else self.costs.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Header:
@@ -89,14 +92,21 @@ class Header:
         for tier in data["tiers"]:
             check_keys("a tier of the header", tier, [entry.name for entry in fields(TierInfo)], required=("name",))
             tiers.append(TierInfo(**{**tier, "lookup": None if tier.get("lookup") is None else tuple(tier["lookup"])}))
-        known = {**data, "tiers": tuple(tiers), "costs": None if data.get("costs") is None else CostModel(data["costs"])}
+        known = {
+            **data,
+            "tiers": tuple(tiers),
+            "costs": None if data.get("costs") is None else CostModel(data["costs"]),
+        }
         return cls(**{**known, "eos": tuple(known.get("eos", ()))})
 
     def differences(self, other: Header) -> list[str]:
         """What makes traces of the two sets incomparable, in words; costs and versions may differ."""
         names = ("tiers", "eos", "family", "tokenizer", "dtype")
-        return [f"{name}: {getattr(self, name)!r} there, {getattr(other, name)!r} here" for name in names
-                if getattr(self, name) != getattr(other, name)]
+        return [
+            f"{name}: {getattr(self, name)!r} there, {getattr(other, name)!r} here"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        ]
 
 
 @dataclass(frozen=True)
@@ -109,13 +119,13 @@ class Trace:
         task, example, turn: where the prompt came from; together they name the trace within its set.
         prompt: int32 [P]. ids: int32 [N], the target's output. ended: True if by EOS, False if by `max_new_tokens`.
         top: int32 [K, N], each tier's most likely id; of a lookup the first id it proposes; NOTHING where it has none.
-        logprob: float32 [K, N], log-prob of ids[i] in nats. gap: float32 [K, N], how much less likely ids[i] is than the
-            tier's own best, in nats. entropy: float32 [K, N], nats. All NaN for lookups.
+        logprob: float32 [K, N], log-prob of ids[i]. gap: float32 [K, N], how much less likely ids[i] is than the tier's
+            own best. entropy: float32 [K, N]. All in nats, and NaN for lookups.
         divergence: float32 [5, V, N], by DIVERGENCES and `Header.pairs`. `logit_gap` is also the regret of the
             proposer's best under the verifier: log p(best) - log p(proposed). A lookup counts as a point mass on `top`.
-        source: int32 [K, N], where in prompt + ids a lookup copies from; NOTHING where it found nothing, and for models.
-        departures: int32 [M, 3], (lookup, position, id): every id other than the text's with which a lookup's proposal can
-            leave the text. departure_regret: float32 [M, K], that id's regret under each tier, nats; NaN for lookups.
+        source: int32 [K, N], where in prompt + ids a lookup copies from; NOTHING for none, and for models.
+        departures: int32 [M, 3], (lookup, position, id): every id other than the text's with which a lookup's proposal
+            can leave the text. departure_regret: float32 [M, K], its regret under each tier, nats; NaN for lookups.
     """
 
     task: str
@@ -144,14 +154,14 @@ class Trace:
     @property
     def regret(self) -> np.ndarray:
         """float32 [K, N]: regret under the target of each tier's best id, nats; 0 where it is the target's own."""
-        first = self.divergence.shape[1] - (len(self.top) - 1)   # the target's pairs stand last in Header.pairs
+        first = self.divergence.shape[1] - (len(self.top) - 1)  # the target's pairs stand last in Header.pairs
         rows = self.divergence[DIVERGENCES.index("logit_gap"), first:]
         return np.concatenate([rows, np.zeros((1, len(self)), np.float32)])
 
 
 # Arrays whose last axis is the token's.
 _BY_TOKEN = ("ids", "top", "logprob", "gap", "entropy", "divergence", "source")
-_BY_ROW = ("prompt", "departures", "departure_regret")   # numbers of their own
+_BY_ROW = ("prompt", "departures", "departure_regret")  # numbers of their own
 _META = ("task", "example", "turn", "max_new_tokens", "ended")
 
 
@@ -195,23 +205,34 @@ class TraceSet:
 
     @property
     def width_flips(self) -> float:
-        """Share of positions where one wide forward of the target prefers another token than decoding wrote (half precision)."""
+        """Share of positions where the target, read some positions at a time, prefers another token than it wrote."""
         return sum(int((trace.top[-1] != trace.ids).sum()) for trace in self.traces) / max(1, self.tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set to `path`, whole or not at all: a reader never sees half a file."""
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(self.to_bytes())
+        partial.replace(path)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes; ValueError for a set without traces."""
         if not self.traces:
             raise ValueError("a trace set without traces is not written")
         arrays = {name: np.concatenate([getattr(trace, name) for trace in self.traces], axis=-1) for name in _BY_TOKEN}
         arrays |= {name: np.concatenate([getattr(trace, name) for trace in self.traces]) for name in _BY_ROW}
-        header = {"version": FORMAT_VERSION, "header": self.header.to_dict(), "traces": [
-            {name: getattr(trace, name) for name in _META} | {"rows": [len(getattr(trace, name)) for name in ("ids", *_BY_ROW)]}
-            for trace in self.traces]}
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        with open(partial, "wb") as file:
-            np.savez_compressed(file, json=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
-        partial.replace(path)
+        header = {
+            "version": FORMAT_VERSION,
+            "header": self.header.to_dict(),
+            "traces": [
+                {name: getattr(trace, name) for name in _META}
+                | {"rows": [len(getattr(trace, name)) for name in ("ids", *_BY_ROW)]}
+                for trace in self.traces
+            ],
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, json=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
+        return buffer.getvalue()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TraceSet:
@@ -223,33 +244,59 @@ class TraceSet:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no traces at {path}")
+        return cls.from_bytes(path.read_bytes(), str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str = "these bytes") -> TraceSet:
+        """The inverse of `to_bytes`; raises ValueError as `load` does."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = dict(file)
-            data = json.loads(bytes(arrays["json"]))
-            version, header, metas = data["version"], data["header"], data["traces"]
+            described = json.loads(bytes(arrays["json"]))
+            version, header, metas = described["version"], described["header"], described["traces"]
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not a trace set as tuning.traces writes it ({error})") from None
+            raise ValueError(f"{where}: not a trace set as tuning.traces writes it ({error})") from None
         if version != FORMAT_VERSION:
-            raise ValueError(f"{path} has format version {version}; this library reads {FORMAT_VERSION}: record it again")
+            raise ValueError(
+                f"{where} has format version {version}; this library reads {FORMAT_VERSION}: record it again"
+            )
         traces, at = [], dict.fromkeys(("ids", *_BY_ROW), 0)
         for meta in metas:
             rows = {name: slice(at[name], at[name] + n) for name, n in zip(at, meta["rows"])}
-            traces.append(Trace(**{name: meta[name] for name in _META}, **{name: arrays[name][..., rows["ids"]] for name in _BY_TOKEN},
-                                **{name: arrays[name][rows[name]] for name in _BY_ROW}))
+            traces.append(
+                Trace(
+                    **{name: meta[name] for name in _META},
+                    **{name: arrays[name][..., rows["ids"]] for name in _BY_TOKEN},
+                    **{name: arrays[name][rows[name]] for name in _BY_ROW},
+                )
+            )
             at = {name: piece.stop for name, piece in rows.items()}
         return cls(Header.from_dict(header), traces)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = Parser("tuning.traces", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--task", nargs="+", required=True, metavar="TASK", help="names of tasks, or paths of their YAML files")
-    cli.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .npz file; traces that it holds already are kept and not repeated")
-    cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
+    cli = OneSentenceParser(
+        "tuning.traces", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cli.add_argument(
+        "--task", nargs="+", required=True, metavar="TASK", help="names of tasks, or paths of their YAML files"
+    )
+    cli.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the .npz file; traces that it holds already are kept and not repeated",
+    )
+    cli.add_argument(
+        "--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)"
+    )
     cli.add_argument("--target", default="auto", help="another of the family's targets (default %(default)s)")
     cli.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (default %(default)s)")
-    cli.add_argument("--data", metavar="FILE", help="questions in the task's format (one task only; default: its sample)")
+    cli.add_argument(
+        "--data", metavar="FILE", help="questions in the task's format (one task only; default: its sample)"
+    )
     cli.add_argument("--limit", type=int, help="examples per task, chosen by the seed (default: all)")
     cli.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (default: the task's)")
     cli.add_argument("--seed", type=int, default=0, help="of the choice of examples (default %(default)s)")
@@ -274,7 +321,9 @@ def _record(given: argparse.Namespace) -> None:
     if given.out.suffix != ".npz" or not given.out.parent.is_dir():
         raise ValueError(f"--out must be a file that ends in .npz, in a directory that exists; got {str(given.out)!r}")
     if given.data is not None and len(given.task) > 1:
-        raise ValueError(f"--data belongs to one task, got {len(given.task)}: record them one by one into the same file")
+        raise ValueError(
+            f"--data belongs to one task, got {len(given.task)}: record them one by one into the same file"
+        )
     tasks = [load_task(name, data=given.data, limit=given.limit, seed=given.seed) for name in given.task]
     known = TraceSet.load(given.out) if given.out.exists() else None
     # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
@@ -293,8 +342,11 @@ def _record(given: argparse.Namespace) -> None:
     for task in tasks:
         with progress_bar(task.name, sum(len(example.turns) for example in task.examples)) as advance:
             record_task(known, decoder, family.tokenizer, task, given.max_new_tokens, given.out, advance)
-    note(f"{given.out}: {len(known)} traces, {known.tokens} tokens, {given.out.stat().st_size / known.tokens:.0f} bytes per token; "
-         f"wide forwards of the target disagree with its text at {known.width_flips:.2%} of the positions")
+    note(
+        f"{given.out}: {len(known)} traces, {known.tokens} tokens, "
+        f"{given.out.stat().st_size / known.tokens:.0f} bytes per token; read some positions at a time, the target "
+        f"disagrees with its own text at {known.width_flips:.2%} of them"
+    )
 
 
 if __name__ == "__main__":

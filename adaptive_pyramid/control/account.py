@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import check_keys, check_number
@@ -11,11 +11,15 @@ from ..errors import check_keys, check_number
 
 @dataclass
 class Account:
-    """Keeps `excess <= share * elapsed + allowance` at the end of every block.
+    """Keeps `excess <= share * elapsed + advance` at the end of every block, and `excess <= share * elapsed` at the end.
 
     Args:
         share: of all elapsed time that may be lost. elapsed: seconds booked so far. excess: seconds above what
             target-only decoding would have taken for the same tokens; negative after gains.
+        advance: the price of one shortest probe, seconds, without which nothing could start.
+
+    The advance is the price of one shortest probe, and is only paid if the account will have earned it by the end of the
+    request. So a long prompt, which every draft has to read, is not read for a short answer on the off-chance.
 
     Gains pay back losses and earn credit, but from one request to the next at most `share * elapsed` of credit is
     carried: what an earlier text gained is no licence to waste time on this one.
@@ -24,6 +28,7 @@ class Account:
     share: float = 0.02
     elapsed: float = 0.0
     excess: float = 0.0
+    advance: float = 0.0
 
     def start(self) -> None:
         """A new request begins."""
@@ -34,14 +39,15 @@ class Account:
         self.elapsed += seconds
         self.excess += seconds - fair
 
-    def left(self, allowance: float) -> float:
-        """Seconds that may be lost now. `allowance`: the price of one shortest probe, without which nothing could start."""
-        return self.share * self.elapsed + allowance - self.excess
+    def left(self, ahead: float) -> float:
+        """Seconds that may be lost now; `ahead`: seconds that target-only decoding would still take for the request."""
+        return self.share * self.elapsed + min(self.advance, self.share * ahead) - self.excess
 
     def state_dict(self) -> dict[str, float]:
-        return {"share": self.share, "elapsed": self.elapsed, "excess": self.excess}
+        return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("account state", state, ("share", "elapsed", "excess"), required=("elapsed", "excess"))
+        check_keys("account state", state, ("share", "elapsed", "excess", "advance"), required=("elapsed", "excess", "advance"))
         self.elapsed = check_number("account elapsed", state["elapsed"], minimum=0.0)
         self.excess = check_number("account excess", state["excess"])
+        self.advance = check_number("account advance", state["advance"], minimum=0.0)

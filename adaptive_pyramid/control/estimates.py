@@ -34,6 +34,7 @@ _FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])   # how far into a proposal wh
 _PRIOR_WEIGHT = 3.0                # tested positions that a guess is worth
 _NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier positions is worth
 _MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
+_HIT_WEIGHT = 5.0                  # requests to a lookup that its overall hit rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
 _CURIOSITY = 1.0                   # standard deviations more for a pair never seen
 _CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
@@ -43,8 +44,8 @@ class Estimates:
     """Discounted acceptance counts per pair, by position and by mood.
 
     Easy and hard stretches of text come in runs, so what the last block showed tells something about the next one. Two
-    moods of three values each: the target's entropy (sure, middling, unsure) and how its last proposal fared (refused at
-    once, in part, not at all). Acceptance in a mood shifts the estimate, the less the further into the proposal.
+    moods of three values each: the target's entropy (sure, middling, unsure) and how the last proposal to it fared (refused
+    at once; in part, or there was none; not at all). Acceptance in a mood shifts the estimate, the less the further into the proposal.
 
     Args:
         forecast: names the pairs. model_tiers: tiers with a model. greedy: whether a distance above 0 means refusal.
@@ -71,7 +72,7 @@ class Estimates:
         self.by_mood = self.counts[:, 2 * _N_BUCKETS :].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
         # What would be left in the drift bucket, had this pair and threshold spent it alone.
         self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
-        self.asked = np.full((2, self.n_tiers), 1e-9)                # lookups: hits, requests
+        self.asked = np.full((2, self.n_tiers, _MOODS), 1e-9)        # lookups: hits, requests, by how the last one fared
         self.filled = np.full((2, self.n_tiers), 1e-9)               # tokens found, tokens asked for
         self._position_bucket = np.array([_bucket(i) for i in range(forecast.longest)])
         self._is_lookup = np.array([pair.proposer not in model_tiers for pair in self.pairs])
@@ -111,12 +112,11 @@ class Estimates:
             self._feel(block.verifications[-1])
 
     def _feel(self, top: Verification) -> None:
-        sure, fared = self._mood
+        sure = self._mood[0]
         level = nanmean(top.entropy[: top.accepted + 1])
         if not math.isnan(level):
             sure = int(level > _ENTROPIES[0]) + int(level > _ENTROPIES[1])
-        if top.proposed:
-            fared = 0 if not top.accepted else 1 + (top.accepted == top.proposed)
+        fared = 1 if not top.proposed else 0 if not top.accepted else 1 + (top.accepted == top.proposed)
         self._mood = (sure, fared)
 
     @property
@@ -130,8 +130,8 @@ class Estimates:
         for tier in bottom:
             if self._lookup_tiers[tier]:
                 self.asked[:, tier] *= self._keep
-                self.asked[1, tier] += 1
-                self.asked[0, tier] += v.proposer == tier
+                self.asked[1, tier, self._mood[1]] += 1
+                self.asked[0, tier, self._mood[1]] += v.proposer == tier
                 if v.proposer == tier:
                     self.filled[:, tier] = self.filled[:, tier] * self._keep + (v.proposed, config.stage(v.tier).length)
             if v.proposer == tier:
@@ -230,9 +230,7 @@ class Estimates:
         if self.counterfactual:
             mean = mean + self._shifts(prior)[:, :, None] * _FADE
         deviation = np.sqrt(np.maximum(0.1, pooled * (1 - pooled)) / (known + 1))
-        hits, requests = self.asked
-        hit = np.where(self._lookup_tiers, (hits + 2 * LOOKUP.hit) / (requests + 2), 1.0)
-        spread = np.where(self._lookup_tiers, np.sqrt(hit * (1 - hit) / (requests + 2)), 0.0)
+        hit, spread = self._hits()
         fill = np.where(self._lookup_tiers, (self.filled[0] + 4) / (self.filled[1] + 4), 1.0)
         moods = len(mean)
         opinions = np.empty((moods, 2, *mean.shape[1:]))
@@ -241,8 +239,20 @@ class Estimates:
         hope = optimism + _CURIOSITY / (1 + known / 4)
         opinions[:, 1] = mean + (hope * deviation)[:, None]
         opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
-        return Rates(opinions.take(self._position_bucket, axis=2),
-                     np.tile(np.minimum(1.0, np.stack([hit, hit + optimism * spread])), (moods, 1)), np.minimum(1.0, fill))
+        if moods == 1:
+            hit, spread = hit[1:2], spread[1:2]
+        else:
+            hit, spread = np.tile(hit, (_MOODS, 1)), np.tile(spread, (_MOODS, 1))
+        hits = np.stack([hit, np.minimum(1.0, hit + optimism * spread)], axis=1).reshape(2 * moods, -1)
+        return Rates(opinions.take(self._position_bucket, axis=2), hits, np.minimum(1.0, fill))
+
+    def _hits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Share of requests that bottom tiers answer, and its standard deviation, each [how the last one fared, tier]."""
+        hits, requests = self.asked
+        overall = (hits.sum(axis=1) + 2 * LOOKUP.hit) / (requests.sum(axis=1) + 2)
+        hit = (hits.T + _HIT_WEIGHT * overall) / (requests.T + _HIT_WEIGHT)
+        spread = np.sqrt(hit * (1 - hit) / (requests.sum(axis=1) + 2))
+        return np.where(self._lookup_tiers, hit, 1.0), np.where(self._lookup_tiers, spread, 0.0)
 
     def _shifts(self, prior: np.ndarray) -> np.ndarray:
         """How much acceptance differs from its overall rate in every mood, [moods, pairs]."""

@@ -65,6 +65,10 @@ class GuardedController:
         """Take in a block that ran `arm` (or a shortened version of it)."""
         raise NotImplementedError
 
+    def _hoped(self, config: PyramidConfig) -> float:
+        """Seconds per token hoped for, caches catching up included. Without a forecast all are alike."""
+        return 0.0
+
     def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
         """Predicted (seconds, tokens) of one block, if this controller predicts."""
         return None, None
@@ -86,9 +90,11 @@ class GuardedController:
         self.meter.start(request)
         self.account.start()
         self._lost, self._blocks, self._refused = set(), {}, {}
+        self._position = 0
         return self._choose()
 
     def step(self, block: BlockStats) -> PyramidConfig:
+        self._position = block.position + block.tokens
         self.meter.observe(block)
         self.account.book(block.seconds, self.meter.fair(block))
         self._blocks[block.config.route] = self._blocks.get(block.config.route, 0) + 1
@@ -152,31 +158,40 @@ class GuardedController:
             return arm, self.arms[arm], reason
         if not self.meter.calibrated:
             return self.fallback, self.arms[self.fallback], "measuring target-only decoding"
-        left = self.account.left(self._shortest_probe())
-        payable: dict[Route, bool] = {}
+        # The advance does not shrink once it is spent, on a cache that caught up, say: the same one goes on being owed.
+        self.account.advance = max(self.account.advance, self._shortest_probe())
+        left = self.account.left((self.request.max_new_tokens - self._position) * self.meter.target_only)
+        refused: str | None = None
+        cut: dict[PyramidConfig, tuple[int, PyramidConfig, str]] = {}   # versions that only money keeps from being longer
         for arm, reason in self._rank():
             config = self.arms[arm]
             if arm == self.fallback:
-                return arm, config, reason
+                choice = arm, config, reason if refused is None else f"the account cannot pay for a look at {refused}"
+                break
             if self._lost and self._lost & set(config.tiers):
                 continue
             # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
-            route = config.route
-            if route not in payable:
-                price = self._price(self._probes[route])
-                payable[route] = price <= left
-                if price > left:
-                    self._refused[route] = price
-                else:
-                    self._refused.pop(route, None)
-            if not payable[route]:
+            if self._too_dear(config.route, left):
+                refused = refused or config.label
                 continue
-            cap = self._caps.get(route, 1)
-            for allowed in (cap, cap // 2, 1):
-                version = self._versions[arm][allowed] if allowed in LADDER else config
-                if self._price(version) <= left:
-                    return arm, version, reason if version == config else f"{reason}, at length {allowed}"
-        return self.fallback, self.arms[self.fallback], "the account cannot pay for another arm"
+            cap = self._caps.get(config.route, 1)
+            version = self._versions[arm][cap] if cap in LADDER else config
+            short = "" if version == config else f", at length {cap}"
+            if self._price(version) <= left:
+                choice = arm, version, reason + short
+                break
+            shortest = self._versions[arm][1]
+            cut.setdefault(shortest, (arm, shortest, reason + ", at length 1 for want of credit"))
+        # A version cut short for money may be worth less than what comes after its arm.
+        return min([*cut.values(), choice], key=lambda option: self._hoped(option[1]))
+
+    def _too_dear(self, route: Route, left: float) -> bool:
+        price = self._price(self._probes[route])
+        if price > left:
+            self._refused[route] = price
+            return True
+        self._refused.pop(route, None)
+        return False
 
     def _price(self, config: PyramidConfig) -> float:
         """Seconds lost if everything is refused: the block emits one token all the same."""
@@ -190,9 +205,10 @@ class GuardedController:
         return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 
     def _climb(self, block: BlockStats) -> None:
-        """Move the route's cap after a block: up if the target accepted something, down if it refused everything."""
+        """Raise the route's cap after a block in which the target accepted something."""
         route = block.config.route
         cap = self._caps.get(route, 1)
         if len(route) == 1 or cap > LADDER[-1] or not block.verifications or not block.verifications[-1].proposed:
             return
-        self._caps[route] = 2 * cap if block.verifications[-1].accepted else max(1, cap // 2)
+        if block.verifications[-1].accepted:
+            self._caps[route] = 2 * cap

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import PyramidConfig
-from ..stats import BlockStats
+from ..stats import BlockStats, Forward
 from ..throughput import CostModel
 from .controller import RequestInfo
 from .pool import Pool
@@ -33,7 +33,8 @@ class Meter:
         self._entries: dict[int, float] = {}                # per tier, since the last block
         self._bills: dict[PyramidConfig, _Bill] = {}
         self._prefill = 1.0     # seconds of a long forward over what the table extrapolates
-        self._prefills = self._rests = 0   # how often each was observed
+        self._prefill_looks = self._rests = 0
+        self._prefills: list[Forward] = []      # not learned from yet: what they cost is known relative to short forwards
 
     def start(self, request: RequestInfo) -> None:
         """A new text: of what a tier has cached, at most what the target can reuse is still good."""
@@ -48,10 +49,21 @@ class Meter:
             self._cached[forward.tier] = forward.context + forward.width
             if not forward.is_prefill:
                 self.costs.observe(forward.tier, forward.width, forward.seconds)
-            elif expected := self.costs.seconds(forward.tier, forward.width):
-                self._prefills += 1
-                self._prefill += max(0.1, 1 / self._prefills) * (forward.seconds / expected - self._prefill)
+            elif forward.tier in self.costs.table:
+                self._prefills.append(forward)
+        if self.calibrated:
+            for forward in self._prefills:
+                self._observe_prefill(forward)
+            self._prefills.clear()
         self._observe_rest(block)
+
+    def _observe_prefill(self, forward: Forward) -> None:
+        ratio = forward.seconds / (self._prefill * self.costs.seconds(forward.tier, forward.width))
+        if forward.tier == self.target or self.measured or self.costs.observed(forward.tier):
+            self._prefill_looks += 1
+            self._prefill *= ratio ** max(0.1, 1 / self._prefill_looks)
+        else:
+            self.costs.rescale(forward.tier, ratio)   # better than a guess from bytes
 
     def _observe_rest(self, block: BlockStats) -> None:
         """Split what is left of the block's time between verifications and drafting forwards (normalised least squares)."""

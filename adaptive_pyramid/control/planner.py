@@ -58,12 +58,10 @@ class PlannerController(GuardedController):
         self._drafters_of = np.array([self._drafters.index(config.tiers[:-1]) for config in self.arms])
 
     def start(self, request: RequestInfo) -> PyramidConfig:
-        self._position = 0
         self.estimates.start()
         return super().start(request)
 
     def _learn(self, block: BlockStats, arm: int) -> None:
-        self._position = block.position + block.tokens
         if self._position >= self.request.max_new_tokens:
             return   # clipped: it says little about an arm
         row = self._row[self._config]
@@ -78,9 +76,7 @@ class PlannerController(GuardedController):
         if self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1) or self.estimates.changes != self._changes:
             self._predict()
         n = len(self.arms)
-        left = max(1, self.request.max_new_tokens - self._position)
-        horizon = min(left, max(64, self._position))   # a text is expected to go on for as long as it has so far
-        entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / horizon
+        entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
         expected, hoped = self._per_token[self.estimates.mood][:, :n] + entry
         best = int(expected.argmin())
         alone = "" if self.fallback is None else f", target alone {1 / expected[self.fallback]:.1f}"
@@ -89,6 +85,15 @@ class PlannerController(GuardedController):
                 yield arm, f"fastest: {1 / expected[arm]:.1f} tokens/s expected{alone}"
             else:
                 yield arm, f"unsure: {1 / expected[arm]:.1f} to {1 / hoped[arm]:.1f} tokens/s, best known {1 / expected[best]:.1f}"
+
+    @property
+    def _horizon(self) -> int:
+        """Tokens still expected: as many as there have been, within what is allowed."""
+        return min(max(1, self.request.max_new_tokens - self._position), max(64, self._position))
+
+    def _hoped(self, config: PyramidConfig) -> float:
+        entry = self.meter.entry(config.tiers[:-1]) / self._horizon
+        return float(self._per_token[self.estimates.mood, 1, self._row[config]]) + entry
 
     def _predict(self) -> None:
         """The formula for every mood, corrected by what it missed of each config so far."""

@@ -128,7 +128,9 @@ class Decoding:
             noise = KeyedNoise(request.seed, decoder.vocab_size) if self.method.coupled else PrivateNoise(request.seed)
         self.drift_budget = None if self.method.lossless else drift_budget
         budget = None if self.drift_budget is None else DriftBudget(self.drift_budget)
-        self._run = Run(self.sequence, Sampler(request.do_sample, request.processors), noise, request.eos, budget)
+        # The target's device is where `generate` builds processors.
+        sampler = Sampler(request.do_sample, request.processors, request.padding, decoder.tiers[-1].device)
+        self._run = Run(self.sequence, sampler, noise, request.eos, budget)
         self._chains: dict[PyramidConfig, Stage] = {}
         self.reused = decoder.scorers[decoder.target].reusable(self.sequence)
         for scorer in decoder.scorers.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +28,16 @@ class Sampler:
     Args:
         do_sample: False = greedy, where laws are point masses on the argmax.
         processors: Hugging Face processors in the order `generate` applies them; each sees the ids before its position.
+        padding: pads that stood before the prompt: no model reads them, but processors count them, as in `generate`.
+        device: where the processors keep their tensors; scores of tiers elsewhere visit it. None = wherever scores are.
     """
 
-    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None) -> None:
+    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None, padding: Iterable[int] = (),
+                 device: torch.device | None = None) -> None:
         self.do_sample = do_sample
         self.processors = list(processors or [])
+        self.padding = list(padding)
+        self.device = device
 
     def scores(self, logits: torch.Tensor, sequence: Sequence, tail: Tokens) -> torch.Tensor:
         """Processed scores, float32 [m, V].
@@ -41,19 +47,19 @@ class Sampler:
         """
         if not self.processors:
             return logits
-        scores, ids = logits, None
+        scores, ids = logits if self.device is None else logits.to(self.device), None
         for processor in self.processors:
             if type(processor) in _ROWWISE:
                 scores = processor(None, scores)
                 continue
             if ids is None:
                 scores = scores.clone()   # nobody knows what a processor of the user's writes to
-                known = torch.tensor(sequence.ids, dtype=torch.long, device=logits.device)
-                ids = torch.cat([known, tail.tensor(logits.device)])[None]
+                known = torch.tensor([*self.padding, *sequence.ids], dtype=torch.long, device=scores.device)
+                ids = torch.cat([known, tail.tensor(scores.device)])[None]
             end = ids.shape[1] - len(logits) + 1
             rows = [processor(ids[:, : end + i], scores[i : i + 1]) for i in range(len(logits))]
             scores = torch.cat(rows)
-        return scores
+        return scores.to(logits.device)
 
     @staticmethod
     def law(scores: torch.Tensor) -> torch.Tensor:
@@ -117,7 +123,7 @@ class KeyedNoise:
             keyed = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, position]))
             exponential = keyed.standard_exponential(self.vocab_size, dtype=np.float32)
             row = self._rows[position] = torch.from_numpy(exponential).clamp_min_(1e-30).reciprocal_()
-            if len(self._rows) > 512:
+            if len(self._rows) > 64:   # made again if needed: a row is as wide as the vocabulary
                 self._rows.popitem(last=False)
         return row
 

@@ -80,6 +80,8 @@ class Scorer:
         self.log: list[Forward] = []
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
+        if not {"cache", "past_key_values"} & parameters.keys():
+            raise ValueError(f"tier {tier}: {type(model).__name__} takes no key/value cache; expected a model that `generate` can run with one")
         self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # newer and older transformers
         self._keeps_few_logits = "logits_to_keep" in parameters
         self.clear()
@@ -216,6 +218,8 @@ def check_croppable(model: PreTrainedModel, tier: int) -> None:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"tier {tier}: {name} is an encoder-decoder model; expected a decoder-only causal LM")
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"tier {tier}: {name} has no language-model head; expected a causal LM, as AutoModelForCausalLM loads it")
     text_config = config.get_text_config()
     kinds = set(getattr(text_config, "layer_types", None) or [])
     recurrent = {kind for kind in kinds if "attention" not in kind or "linear" in kind}

@@ -119,6 +119,8 @@ class Verifier:
         loose = torch.zeros(m, dtype=torch.bool, device=device)
         if tau > 0 and self.rule in ("fuzzy", "relaxed"):
             loose = divergences <= tau
+            if decision.possible is not None:
+                loose &= decision.possible
             if budget is not None:
                 loose = budget.grant(loose, decision.distance)
         accepted = (loose | decision.passes).long().cumprod(0)
@@ -139,7 +141,8 @@ class Verifier:
         m = len(x)
         own = best(scores)
         regret = (scores[:m].gather(-1, own[:m, None]) - scores[:m].gather(-1, x[:, None]))[:, 0]
-        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n[None]), laws=lambda loose: None)
+        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n[None]), laws=lambda loose: None,
+                         possible=regret.isfinite())
 
     def _sampled(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
@@ -147,6 +150,7 @@ class Verifier:
         p_x = p[:m].gather(-1, x[:, None])[:, 0]
         law = None if proposal is None or proposal.laws is None else proposal.laws.to(p.device)
         distance = 1.0 - p_x if law is None else total_variation(p[:m], law)
+        possible = p_x > 0 if law is None else None
 
         def emitted_laws(loose: torch.Tensor) -> torch.Tensor:
             if not bool(m) or self.rule in ("exact", "match"):
@@ -156,7 +160,7 @@ class Verifier:
 
         if self.rule == "match" or self.rule == "fuzzy" or self.noise.coupled:
             own = self.noise.draw(p, position)
-            return _Decision(x == own[:m], distance, replacement=lambda n: own.gather(0, n[None]), laws=emitted_laws)
+            return _Decision(x == own[:m], distance, replacement=lambda n: own.gather(0, n[None]), laws=emitted_laws, possible=possible)
 
         uniforms = self.noise.uniform(m + 1, p.device)
         law_x = torch.ones_like(p_x) if law is None else law.gather(-1, x[:, None])[:, 0]
@@ -171,7 +175,7 @@ class Verifier:
                 row = torch.where(n < m, residual(row, below), row)
             return inverse_cdf(row, uniforms[m:])
 
-        return _Decision(passes, distance, replacement=residual_draw, laws=emitted_laws)
+        return _Decision(passes, distance, replacement=residual_draw, laws=emitted_laws, possible=possible)
 
     def _divergences(self, proposal: Proposal | None, logits: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
         if self.rule != "fuzzy" or proposal is None or not len(proposal):
@@ -186,12 +190,17 @@ class Verifier:
 @dataclass(slots=True)
 class _Decision:
     """passes: bool [m], the rule at tau = 0. distance: float32 [m]. replacement(n) -> long [1], the token after n
-    accepted ones. laws(loose) -> float32 [m + 1, V] or None (point masses)."""
+    accepted ones. laws(loose) -> float32 [m + 1, V] or None (point masses).
+
+    possible: bool [m], which tokens tau may let through. A lookup knows nothing of banned words, of min_new_tokens or of
+    top_k, and no threshold may let it break them. A model's own draw obeys the same processors: None, for there a condition
+    on the token drawn would change the law."""
 
     passes: torch.Tensor
     distance: torch.Tensor
     replacement: Callable[[torch.Tensor], torch.Tensor]
     laws: Callable[[torch.Tensor], torch.Tensor | None]
+    possible: torch.Tensor | None = None
 
 
 def accepts(p_x: torch.Tensor, law_x: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

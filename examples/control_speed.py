@@ -1,0 +1,61 @@
+"""Control's own time: microseconds of one `step` per controller, on a four-tier pool with as many arms as there may be.
+
+    python examples/control_speed.py --blocks 600
+
+A decoding block takes milliseconds, so a step should stay below 1 % of that. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
+
+from simulated import Plant, Regime  # noqa: E402  (the plants that the tests use)
+
+from adaptive_pyramid.control.defaults import CONTROLS, Pool, default_config, make_controller  # noqa: E402
+from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
+
+COSTS = {tier: {width: first * (1 + 0.02 * (width - 1)) for width in WIDTHS} for tier, first in {1: 0.004, 2: 0.012, 3: 0.040}.items()}
+
+
+def step_times(name: str, blocks: int) -> tuple[int, np.ndarray]:
+    """(number of arms, microseconds of each of `blocks` steps), a tenth as many steps not counted."""
+    pool = Pool(4, tuple(COSTS), CostModel(COSTS), measured=True)
+    controller = make_controller(name, None, default_config(4), pool)
+    plant = Plant(COSTS, [Regime({0: 0.8, 1: 0.6, 2: 0.85}, hit={0: 0.4})])
+    config = controller.start(plant.start(64, 10**6))
+    warm_up = blocks // 10
+    times = np.empty(blocks + warm_up)
+    for i in range(blocks + warm_up):
+        block = plant.step(config)
+        started = perf_counter_ns()
+        config = controller.step(block)
+        times[i] = (perf_counter_ns() - started) / 1000
+    return len(controller.arms), times[warm_up:]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=600, help="steps per controller (default: 600)")
+    options = parser.parse_args(arguments)
+    if options.blocks < 1:
+        parser.error(f"--blocks must be at least 1, got {options.blocks}")
+    table = Table(title=f"microseconds per step, {options.blocks} blocks")
+    for column in ("control", "arms", "mean", "median", "95 %"):
+        table.add_column(column, justify="left" if column == "control" else "right")
+    for name in [name for name in CONTROLS if name not in ("fixed", "auto", "bandit")]:
+        arms, times = step_times(name, options.blocks)
+        table.add_row(name, str(arms), f"{times.mean():.0f}", f"{np.median(times):.0f}", f"{np.quantile(times, 0.95):.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What a trial remembers, and whose text is scored."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import optuna
+import pytest
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.decoding.method import METHODS
+from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
+from tuning import results
+from tuning.examples import Example
+from tuning.finals import make_profile, play_finals, source_text, with_spare_stages
+from tuning.measure import Timed
+from tuning.objective import Limits, Objective, Question, Tally, agreement, ask, prompt_ids
+from tuning.prior import Prediction
+from tuning.scoring import make_scorer
+from tuning.space import Space
+from tuning.tasks import Task
+
+CHOICES = {"A": "a cat", "B": "a dog"}
+ROUTES = ((2,), (0, 2), (0, 1, 2))
+
+
+def example(name: str, answer: str, turns: int = 1) -> Example:
+    return Example(name, ("which?",) * turns, answer, meta={"choices": CHOICES})
+
+
+EXAMPLES = [example("one", "A"), example("two", "B")]
+
+
+class FakeBench:
+    """Texts by (prompt, whether a config was given): `ar` always says A, the method what `own` holds."""
+
+    max_new_tokens = 4
+
+    def __init__(self, method: str, own: str = "Answer: B") -> None:
+        self.method = METHODS[method]
+        self.own = own
+        self.texts = ["Answer: A", own]
+        self.pyramid = SimpleNamespace(tokenizer=None)
+        self.price = None
+        self.order: list[str] = []
+        self.seconds = {"ar": 2.0, "own": 1.0, "hf": 4.0}
+
+    def timed(self, name: str, ids: list[int]) -> Timed:
+        self.order.append(name)
+        block = BlockStats(PyramidConfig.simple((2, 3)), 0, 0, len(ids), 0.0, verifications=(verification(),), drift=(0.5,) * len(ids))
+        return Timed(ids, self.seconds[name], GenerationStats(blocks=[block]), [self.seconds[name]])
+
+    def ar(self, prompt):
+        return self.timed("ar", [1, 2, 3, 4])
+
+    def run(self, prompt, config):
+        return self.timed("own", [1, 2, 9, 4])
+
+    def hugging_face(self, prompt):
+        return self.timed("hf", [1, 2, 3, 4])
+
+    def answer(self, prompt, config=None):
+        return Timed([0 if config is None else 1], 1.0)
+
+    def answer_text(self, ids):
+        return self.texts[ids[0]]
+
+
+def verification() -> Verification:
+    return Verification(2, 0, 3, 2, 1, 3, 0, (), (), (), ())
+
+
+class FakePrior:
+    def predict(self, config):
+        return Prediction(1.5, 1.4)
+
+
+def objective(method: str, own: str = "Answer: B", limits: Limits = Limits(), **fields) -> Objective:
+    bench = FakeBench(method, own)
+    questions = [Question(one, [[5]], [[0]]) for one in EXAMPLES]
+    task = Task("t", "a task", "", EXAMPLES, 8, False, make_scorer("choice", False))
+    return Objective(bench, questions, Space.of(METHODS[method], 3, ROUTES), FakePrior(), task, limits, "me", **fields)
+
+
+def trial_of(goal: Objective) -> optuna.trial.FrozenTrial:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=["maximize"] * (1 + goal.with_score), sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(goal, n_trials=1)
+    return study.trials[0]
+
+
+def test_a_lossless_method_has_the_targets_score() -> None:
+    seen = trial_of(objective("pyramid", own="Answer: B")).user_attrs
+    assert seen["score"]["value"] == 0.5 and seen["score_loss"] == [0.0, 0.0, 0.0]   # `ar` says A to both
+
+
+@pytest.mark.parametrize("own, value, loss", [("Answer: B", 0.5, 0.0), ("no idea", 0.0, 0.5)])
+def test_a_method_that_drifts_is_scored_on_its_own_text(own, value, loss) -> None:
+    trial = trial_of(objective("psd_f", own=own, limits=Limits(min_score=0.4, max_score_loss=0.1, max_drift=0.2)))
+    assert trial.user_attrs["score"]["value"] == value and trial.user_attrs["score_loss"][0] == loss
+    assert trial.constraints == pytest.approx({"min_score": 0.4 - value, "max_score_loss": loss - 0.1, "max_drift": 0.5 - 0.2})
+    assert not results.feasible(trial)   # too much drift
+
+
+def test_limits_that_are_kept_make_a_usable_trial() -> None:
+    trial = trial_of(objective("psd_f", limits=Limits(max_drift=0.6)))
+    assert results.feasible(trial) and results.best_first([trial]) == [trial] and results.front([trial]) == {0}
+
+
+def test_what_a_trial_remembers() -> None:
+    goal = objective("psd_f")
+    trial = trial_of(goal)
+    seen = trial.user_attrs
+    assert trial.value == seen["ratio"] == seen["ratio_median"] == 2.0 and seen["answer_ratio"] == 2.0
+    assert seen["tokens_per_second"] == 4.0 and seen["ar_tokens_per_second"] == 2.0 and seen["prompts"] == 2 and seen["tokens"] == 8
+    assert seen["acceptance"] == {"2": pytest.approx(2 / 3)} and seen["acceptance_length"] == {"2": 3.0}
+    assert seen["agreement"] == 0.5 and seen["mean_drift"] == 0.5 and seen["worker"] == "me"
+    assert seen["predicted_ratio"] == 1.5 and PyramidConfig.from_dict(seen["config"]).route in ROUTES
+    assert goal.bench.order == ["ar", "own", "own", "ar"]   # each goes first in turn
+    row, = results.rows([trial], ("lookup", "small", "big"))
+    assert row["measured"] == "2.00" and row["acceptance"] == "big 0.67" and row["state"] == "measured" and row["front"] == "*"
+    assert results.median_error([trial]) == 0.25
+
+
+def test_the_front_holds_what_nothing_else_beats() -> None:
+    points = [(1.0, 0.9), (1.5, 0.9), (2.0, 0.5), (2.0, 0.4), (1.9, 0.5), (2.5, 0.5)]
+    trials = []
+    for number, (ratio, score) in enumerate(points):
+        trial = optuna.trial.create_trial(value=ratio, user_attrs={"ratio": ratio, "score": {"value": score}})
+        trial.number = number
+        trials.append(trial)
+    assert results.front(trials) == {1, 5}
+
+
+def test_two_objectives() -> None:
+    trial = trial_of(objective("psd_f", with_score=True))
+    assert trial.values == [2.0, 0.5] and not trial.intermediate_values
+
+
+def test_agreement_counts_up_to_the_first_difference() -> None:
+    assert agreement(Timed([1, 2, 3], 1), Timed([1, 2, 3], 1)) == 1.0
+    assert agreement(Timed([1, 2, 3, 4], 1), Timed([1, 9, 3, 4], 1)) == 0.25
+    assert agreement(Timed([1, 2], 1), Timed([1, 2, 3, 4], 1)) == 0.5
+
+
+def test_the_total_counts_long_prompts_more() -> None:
+    tally = Tally()
+    for ar, own in ((1.0, 1.0), (9.0, 3.0)):
+        runs = (Timed([1] * 4, seconds, GenerationStats(blocks=[]), []) for seconds in (ar, own))
+        tally.ar.append(next(runs))
+        tally.own.append(next(runs))
+        tally.until_end.append((1.0, 1.0))
+    assert tally.ratio == 2.5 and tally.to_dict()["ratio_median"] == 2.0
+
+
+class Words:
+    chat_template = None
+    texts: list[str] = []
+
+    def __call__(self, text: str) -> dict:
+        self.texts.append(text)
+        return {"input_ids": [len(text)]}
+
+    def get_vocab(self) -> dict:
+        return {}
+
+
+def test_later_turns_follow_the_targets_answers() -> None:
+    bench = FakeBench("pyramid")
+    bench.pyramid.tokenizer = Words()
+    question, = ask(bench, [example("x", "A", turns=2)])
+    assert len(question.prompts) == len(question.answers) == 2 and "Answer: A" in Words.texts[-1]
+    again, = ask(bench, [example("x", "A", turns=2)], [[[1], [1]]])   # known answers are not generated again
+    assert again.answers == [[1], [1]] and "Answer: B" in Words.texts[-1]
+    assert prompt_ids(Words(), [{"role": "user", "content": "hi"}]) == [4]
+
+
+def finalists() -> list:
+    return [trial_of(objective("pyramid")), trial_of(objective("pyramid"))]
+
+
+def test_finals_measure_everyone_on_the_same_prompts() -> None:
+    bench = FakeBench("pyramid")
+    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
+    assert bench.order == ["ar", "own", "own", "hf", "own", "own", "hf", "ar"]
+    assert finals.tallies[finals.winner].ratio == 2.0 and finals.over_hugging_face(finals.winner) == 4.0
+
+
+def profile_of(own_seconds: float, monkeypatch):
+    bench = FakeBench("pyramid")
+    bench.seconds["own"] = own_seconds
+    bench.pyramid.description = lambda: {"tiers": ["lookup", "small", "big"], "device": "cpu", "dtype": "float32", "versions": {"torch": "2"}}
+    family = SimpleNamespace(name="f", tier_names=("lookup", "small", "big"), models=(None, None, None),
+                             sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}})
+    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
+    prior = SimpleNamespace(costs=None)
+    score = {"value": 0.5, "low": 0.1, "high": 0.9, "n": 2, "label": "x"}
+    return make_profile("t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1})
+
+
+def test_a_profile_holds_the_fresh_numbers(monkeypatch) -> None:
+    profile = profile_of(0.5, monkeypatch)
+    assert profile.measured["speed_ratio"] == 4.0 and profile.measured["speed_ratio_hf"] == 8.0 and profile.measured["acceptance"] == {2: pytest.approx(2 / 3)}
+    assert len(profile.config.route) > 1 and profile.revisions["big"] == "repo: b, revision: 1"
+
+
+def test_a_config_that_does_not_pay_is_not_shipped(monkeypatch) -> None:
+    profile = profile_of(2.5, monkeypatch)
+    assert profile.config.route == (2,) and profile.measured["speed_ratio"] == 1.0
+    assert profile.measured["tokens_per_second"] == 2.0 and profile.measured["speed_ratio_hf"] == 2.0
+
+
+def test_spare_stages_get_sensible_lengths() -> None:
+    config = with_spare_stages(PyramidConfig.simple((1, 9), route=(0, 2)))
+    assert config.stage(2).length == 9 and config.stage(1).length > 1 and config.route == (0, 2)
+
+
+def test_sources_in_one_line() -> None:
+    from adaptive_pyramid.decoding.drafters import Lookup
+
+    assert source_text({"lookup": True}, Lookup(5, 3)) == "lookup: max_ngram 5, min_ngram 3"
+    assert source_text({"wheel": {"package": "p", "version": "1", "sha256": "ab"}}, None) == "p==1 sha256:ab"
+    assert source_text({"repo": "r", "revision": "x"}, None) == "repo: r, revision: x"

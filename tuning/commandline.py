@@ -1,0 +1,38 @@
+"""What the commands of this package share: mistakes end in one sentence on stderr and exit code 2, never in a traceback."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from adaptive_pyramid.errors import unknown_name
+
+INTERRUPTED = 130   # the shell's code for Ctrl-C
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence, with the nearest option for an unknown one."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            self.error(unknown_name("option", unknown[0].split("=")[0], options))
+        return found
+
+
+@contextmanager
+def one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
+    """What users can get wrong becomes one sentence and exit code 2; what else goes wrong shows where."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        cli.error(" ".join(str(error).split()))
+    except RuntimeError as error:
+        if type(error).__name__ != "FamilyUnavailable":   # by name: importing the class would import torch
+            raise
+        cli.error(" ".join(str(error).split()))
