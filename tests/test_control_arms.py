@@ -38,6 +38,8 @@ def test_thresholds_vary_only_where_they_cost_no_quality() -> None:
     assert all(arm.tau_T == 0 for arm in arms)
     assert {arm.tau_Q for arm in arms if len(arm.route) == 3} == {0.0, *FREE_TAUS}
     assert all(arm.tau_Q == 0 for arm in arms if len(arm.route) < 3)
+    drifting = candidate_configs(default_config(3).with_stage(1, tau=0.2), pool(3), free_taus=False)
+    assert {arm.tau_Q for arm in drifting if len(arm.route) == 3} == {0.2}
 
 
 def test_a_budget_is_spent_at_the_target() -> None:

@@ -110,6 +110,24 @@ def test_lookups_are_hit_or_miss() -> None:
     assert rate(estimates, Pair(1, 2)) == pytest.approx(0.85, abs=0.05)
 
 
+def test_lookups_hit_in_runs() -> None:
+    config = PyramidConfig.simple([4], route=(0, 1))
+    estimates = Estimates(Forecast([config]), (1,))
+
+    def show(proposed: int, accepted: int) -> None:
+        verification = Verification(1, 0 if proposed else None, proposed, accepted, int(accepted < proposed), accepted + 1, 0, (), (), (), ())
+        estimates.observe(BlockStats(config, 0, 10, accepted + 1, 0.1, (verification,)), greedy=True, arm=0)
+
+    for _ in range(30):   # copied for three blocks, then refused and silent for three
+        for proposed, accepted in ((4, 4), (4, 4), (4, 4), (4, 0), (0, 0), (0, 0), (0, 0)):
+            show(proposed, accepted)
+    show(4, 4)
+    copying = estimates.rates(0.0).hit[2 * estimates.mood, 0]
+    show(4, 0)
+    refused = estimates.rates(0.0).hit[2 * estimates.mood, 0]
+    assert copying > 0.8 and refused < 0.4
+
+
 def test_sampling_replaces_draws_by_chances() -> None:
     """Positions behind a refusal that a higher threshold would have let pass count with their chances."""
     arms = [PyramidConfig.simple([4], [tau], route=(0, 1)) for tau in (0.0, 0.3)]

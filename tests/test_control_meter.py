@@ -83,6 +83,13 @@ def test_prefill_is_no_fault_of_the_block() -> None:
     assert seen.fair(block(ALONE, [Forward(1, 1, 1, 100, 0.123)], 1, 100)) == 0.123
 
 
+def test_long_forwards_are_priced_by_the_targets_own() -> None:
+    seen = meter()
+    before = seen.entry((0,))
+    seen.observe(block(ALONE, [Forward(1, 100, 1, 0, 3 * seen.costs.seconds(1, 100))], 1, 100))
+    assert seen.entry((0,)) == pytest.approx(3 * (before + 0.01) - 0.01, rel=0.05)
+
+
 def test_entry_grows_with_the_lag_of_a_cache() -> None:
     seen = meter()
     cold = seen.entry((0,))

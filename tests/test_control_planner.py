@@ -154,6 +154,22 @@ def test_a_draft_that_could_not_pay_for_its_prefill_any_more_stays_out() -> None
     assert not used(prompt=2000, tokens=2)
 
 
+def test_an_arm_cut_short_for_money_is_weighed_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = planner()
+    source = Plant(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
+    for _ in range(2):
+        run(source, controller, 400, 32)
+    assert controller.start(source.start(1, 400)).stages[-1].length > 4
+    # Credit for a block of length 1 alone: it runs if it promises more than the target, and only then.
+    cheapest = min(map(controller._price, controller._probes.values()))
+    monkeypatch.setattr(controller.account, "left", lambda ahead: 1.01 * cheapest)
+    cut = controller._choose()
+    assert {stage.length for stage in cut.normalized().stages} == {1} and len(cut.route) > 1
+    plain = controller._hoped(controller.arms[controller.fallback])
+    monkeypatch.setattr(controller, "_hoped", lambda config: 2 * plain if len(config.route) > 1 else plain)
+    assert controller._choose().route == (2,)
+
+
 def test_first_steps_are_short() -> None:
     controller = planner()
     stats = run(Plant(COSTS, [Regime({0: 1.0, 1: 1.0})], seed=1), controller, 100)

@@ -24,7 +24,7 @@ from adaptive_pyramid.decoding.tokens import Tokens
 from adaptive_pyramid.decoding.verify import Proposal
 from adaptive_pyramid.stats import BlockStats
 
-RUNS = 1200
+RUNS = 900
 LEAST = 1e-4
 EOS = 3
 
@@ -93,12 +93,9 @@ CASES = {
     "relaxed, relaxed, exact": Case(FOUR, PyramidConfig.simple([1, 2, 3], [0.2, 0.2, 0]), "pyramid", {"new": 4}),
     "fuzzy, fuzzy, exact": Case(FOUR, PyramidConfig.simple([2, 2, 2], [0.02, 0.02, 0]), Method("m", "fuzzy", "exact", "js")),
     "keyed match": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"seeded": True}),
-    "keyed match over fuzzy": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), Method("m", "fuzzy", "match", "tv")),
-    "keyed match chain": Case(FOUR, PyramidConfig.simple([2, 1, 3]), Method("m", "match", "match")),
     "lookup": Case([Lookup(3, 1), THREE[2]], PyramidConfig.simple([3]), "sd", prompt=REPETITIVE),
     "lookup, relaxed Q, T": Case([Lookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3], [0.9, 0]), "pyramid",
                                  prompt=REPETITIVE),
-    "lookup, keyed": Case([Lookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3]), "pyramid", {"seeded": True}, REPETITIVE),
     "first of lookup and draft": Case([Lookup(3, 2), *THREE], PyramidConfig.simple([1, 2, 3], [0, 0.3, 0], ((0, 1), 2, 3)), "pyramid",
                                       prompt=REPETITIVE),
     "foreign generator": Case([Dice(THREE[0], 2), *THREE[1:]], PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
@@ -107,7 +104,6 @@ CASES = {
     "top_k": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"top_k": 2, "temperature": 1.4}),
     "top_p, min_p": Case(THREE, PyramidConfig.simple([2, 3]), "polybasic", {"top_p": 0.8, "min_p": 0.1, "temperature": 0.8}),
     "adaptation": Case(THREE, adapted, "pyramid", {"new": 4}),
-    "adaptation, keyed": Case(THREE, adapted, "pyramid", {"new": 4, "seeded": True}),
     "larger vocabularies below": Case([*toy_tables(2, vocab=VOCAB + 2, seed=4), THREE[2]], PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
     "smaller vocabularies below": Case([THREE[0], THREE[1], toy_tables(1, vocab=VOCAB + 1, seed=6)[0]],
                                        PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
@@ -148,7 +144,7 @@ def drops_an_unlikely_drawn_token(monkeypatch):
             return proposal
         ids = proposal.tokens.host_ids()
         drawn = proposal.laws.gather(1, torch.tensor(ids)[:, None])[:, 0]
-        keep = next((i for i, p in enumerate(drawn) if p < 0.3), len(ids))
+        keep = next((i for i, p in enumerate(drawn) if p < 0.45), len(ids))
         return Proposal(Tokens(ids[:keep]), self.tier, [self.tier] * keep, laws=proposal.laws[:keep]) if keep else None
 
     monkeypatch.setattr(ModelDrafter, "propose", choosy)

@@ -38,8 +38,8 @@ def test_seeded_sampling_equals_plain_sampling_with_the_same_noise(arch):
     family = graded_family(arch, 3)
     pyramid = AdaptivePyramid(family)
     happened, tested, accepted = Counter(), 0, 0
-    for seed in range(12):
-        eos = [EOS, 5, 20 + seed]
+    for seed in range(9):
+        eos = [EOS, 5, 20 + seed] if seed % 3 else None   # some texts must reach their length, whatever the model likes
         expected = reference_ids(family[-1], PROMPT, seed, eos_token_id=eos, **SETTINGS)
         out = pyramid.generate(PROMPT, seed=seed, eos_token_id=eos, control=random_configs(3, seed), **SETTINGS)
         assert out.ids == expected
@@ -61,7 +61,7 @@ def test_any_rule_below_a_matching_target(lower):
     family = graded_family("llama", 4)
     pyramid = AdaptivePyramid(family, method=Method("any", lower, "match", "tv"))
     loosened = 0
-    for seed in range(6):
+    for seed in range(4):
         expected = reference_ids(family[-1], PROMPT, seed, eos_token_id=EOS, **SETTINGS)
         out = pyramid.generate(PROMPT, seed=seed, eos_token_id=EOS, control=random_configs(4, seed), **SETTINGS)
         assert out.ids == expected
@@ -85,7 +85,7 @@ def test_neither_draft_nor_control_nor_history_changes_a_seeded_text():
 @pytest.mark.parametrize("processing", [
     {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 20, "eos_token_id": list(range(40, 50))}, {"bad_words_ids": [*([i] for i in range(4, 20)), [30, 31], [10, 11]]},
     {"typical_p": 0.8}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.05}, {"min_p": 0.1}, {"suppress_tokens": [4, 5, 6]},
-    {"begin_suppress_tokens": list(range(4, 40))}, {"sequence_bias": [[[8], 2.0], [[10, 11], -3.0]]},
+    {"begin_suppress_tokens": list(range(20, 64))}, {"sequence_bias": [[[8], 2.0], [[10, 11], -3.0]]},
     {"exponential_decay_length_penalty": (5, 1.5)}, {"encoder_repetition_penalty": 1.5}, {"forced_eos_token_id": EOS},
     {"renormalize_logits": True, "temperature": 1.3}, {"encoder_no_repeat_ngram_size": 1}, {"top_h": 0.6},
 ], ids=lambda processing: next(iter(processing)))
@@ -98,7 +98,7 @@ def test_every_processor_sees_the_right_prefix_in_every_tier(processing):
     prompt = [1, *reference_ids(family[-1], [1], 0, **{**plain, "max_new_tokens": 40, "eos_token_id": None})]
     rejected = accepted = 0
     changed = False
-    for seed in range(4):
+    for seed in range(3):
         expected = reference_ids(family[-1], prompt, seed, **keywords)
         out = pyramid.generate(prompt, seed=seed, control=random_configs(3, seed), **keywords)
         assert out.ids == expected

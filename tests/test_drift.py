@@ -27,7 +27,7 @@ def within(drift: list[float], budget: float) -> bool:
     return bool((np.cumsum(drift) <= budget * np.arange(1, len(drift) + 1) * (1 + 1e-12)).all())
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     n_tiers=st.integers(2, 4), world=st.integers(0, 5), method=st.sampled_from(RELAXED), seed=st.integers(0, 10**6),
     budget=st.sampled_from([0.0, 1e-3, 0.02, 0.1, 0.3, 1.0]), tau=st.sampled_from([0.05, 0.3, 1.0, 5.0]), do_sample=st.booleans(),
@@ -118,7 +118,7 @@ def noise_floor(law: dict, runs: int) -> float:
 ], ids=["relaxed", "budget", "fuzzy", "keyed", "psd_f", "relaxed under fuzzy"])
 def test_measured_total_variation_is_within_the_reported_bound(method, taus, budget):
     tables = toy_tables(3, (0.6, 0.5), seed=7)
-    decoder, law, runs = toy_decoder(tables), exact_law(tables[-1]), 2500
+    decoder, law, runs = toy_decoder(tables), exact_law(tables[-1]), 1200
     drifts = []
     counts = sampled_outputs(decoder, PyramidConfig.simple([2, 3], taus), method, runs, drift_budget=budget,
                              on_finish=lambda decoding, blocks: drifts.append(sum(d for block in blocks for d in block.drift)))
@@ -148,7 +148,7 @@ def test_a_text_cut_by_a_stop_string_keeps_the_promise():
     family = graded_family("llama", 2, sigmas=(0.1,))
     pyramid = AdaptivePyramid(family, tiny_tokenizer())
     config, cut = PyramidConfig.simple([8], [3.0]), 0
-    for start in range(4, 40):
+    for start in range(4, 24):
         keywords = dict(max_new_tokens=24, eos_token_id=[EOS], drift_budget=0.2, config=config)
         whole = pyramid.generate([1, start, start + 1], **keywords)
         out = pyramid.generate([1, start, start + 1], stop_strings=[tiny_tokenizer().decode(whole.ids[3:5])], **keywords)

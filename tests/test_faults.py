@@ -120,20 +120,21 @@ def widened(model, vocab: int):
     return wide
 
 
-@pytest.mark.parametrize("vocabularies", [(104, 100), (100, 104), (104, 100, 104), (100, 104, 100), (104, 104, 100), (100, 100, 104)])
 @pytest.mark.parametrize("sampling", [False, True])
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize(("arch", "vocabularies"), [
+    ("llama", (104, 100)), ("llama", (100, 104)), ("llama", (104, 100, 104)), ("llama", (100, 104, 100)), ("llama", (104, 104, 100)),
+    ("llama", (100, 100, 104)), ("gpt2", (104, 100)), ("gpt2", (100, 104))])
 def test_padded_vocabularies(arch, vocabularies, sampling):
     base = graded_family(arch, len(vocabularies), vocab_size=100)
     tiers = [model if vocab == 100 else widened(model, vocab) for model, vocab in zip(base, vocabularies)]
-    settings = {"max_new_tokens": 30, "eos_token_id": None, **({"do_sample": True, "top_k": 40} if sampling else {})}
+    settings = {"max_new_tokens": 24, "eos_token_id": None, **({"do_sample": True, "top_k": 40} if sampling else {})}
     pyramid = pyramid_of(tiers, config=PyramidConfig.simple([3, 4][: len(tiers) - 1]))
     accepted = 0
-    for seed in range(3):
+    for seed in range(2):
         out = pyramid.generate(PROMPT, seed=seed, **settings)
         assert out.ids == reference_ids(tiers[-1], PROMPT, seed, **settings)
         accepted += sum(stage.accepted for stage in out.stats.stages)
-    assert accepted > 10
+    assert accepted > 5
 
 
 def test_an_id_that_a_tier_cannot_embed_removes_it_from_the_route():
@@ -187,7 +188,7 @@ def test_stop_string_across_two_tokens_of_one_block(family):
     """The text ends right behind the match: neither the rest of its token nor the rest of the block leaks."""
     pyramid = pyramid_of(family, config=PyramidConfig.simple([8, 8]))
     inside = 0
-    for start in range(4, 24):
+    for start in range(4, 24, 2):
         text = reference_ids(family[-1], [BOS, start], max_new_tokens=16, eos_token_id=None)
         for at in range(1, 10, 3):
             pair = TOKENIZER.decode(text[at : at + 2])
@@ -206,8 +207,8 @@ def test_stop_string_across_two_tokens_of_one_block(family):
     assert inside > 0, "no stop string ended inside a block"
 
 
-def test_seeds_are_private(family):
-    pyramid = pyramid_of(family)
+def test_seeds_are_private(llamas):
+    pyramid = pyramid_of(llamas)
     keywords = {"do_sample": True, "max_new_tokens": 10, "eos_token_id": None}
 
     def global_state():
@@ -279,7 +280,7 @@ def test_a_draft_that_is_always_wrong_changes_nothing(family):
     stranger = tiny_model("llama", seed=77)
     for sampling in ({}, {"do_sample": True}):
         keywords = {"max_new_tokens": 16, "eos_token_id": None, **sampling}
-        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8])).generate(PROMPT, seed=1, **keywords)
+        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8]), control="fixed").generate(PROMPT, seed=1, **keywords)
         assert out.ids == reference_ids(family[-1], PROMPT, 1, **keywords)
 
 
@@ -384,12 +385,15 @@ def test_models_that_cannot_be_rolled_back_are_refused(llamas):
 def test_foreign_candidate_generators(llamas):
     target = llamas[-1]
     prompt = [5, 6, 7, 8] * 4
+    generator = PromptLookupCandidateGenerator(num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB)
+    pyramid = pyramid_of([generator, llamas[1], target], config=PyramidConfig.simple([4, 4]))
     for sampling in ({}, {"do_sample": True, "top_k": 8}):
-        keywords = {"max_new_tokens": 24, "eos_token_id": None, **sampling}
-        generator = PromptLookupCandidateGenerator(num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB)
-        out = AdaptivePyramid([generator, llamas[1], target], config=PyramidConfig.simple([4, 4])).generate(prompt, seed=2, **keywords)
-        assert out.ids == reference_ids(target, prompt, 2, **keywords)
-        assert any(v.proposer == 0 and v.accepted for block in out.stats.blocks for v in block.verifications)
+        keywords, accepted = {"max_new_tokens": 24, "eos_token_id": None, **sampling}, 0
+        for seed in range(4):
+            out = pyramid.generate(prompt[: 12 + seed], seed=seed, **keywords)
+            assert out.ids == reference_ids(target, prompt[: 12 + seed], seed, **keywords)
+            accepted += sum(v.accepted for block in out.stats.blocks for v in block.verifications if v.proposer == 0)
+        assert accepted > 0
 
     class NeedsHiddenStates(PromptLookupCandidateGenerator):
         requires_model_outputs = True
@@ -410,13 +414,13 @@ def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
     for tiers, config in (([Lookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
                           ([Lookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0]))):
         pyramid = AdaptivePyramid(tiers, method=method, config=config, control="fixed")
-        for seed in range(6):
+        for seed in range(3):
             out = pyramid.generate(prompt, seed=seed, output_scores=True, **keywords)
             assert 7 not in out.ids and 8 not in out.ids[:12]
             if len(tiers) == 2:     # a model's own draw may leave the target's top_k: it obeys its own
                 assert all(scores[0, token] > -torch.inf for token, scores in zip(out.ids, out.scores))
             copied += out.stats.tokens_by_tier.get(0, 0)
-    assert copied > 10
+    assert copied > 3
 
 
 def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():

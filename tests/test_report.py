@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -286,7 +287,9 @@ def browse(page: Path, *arguments: str) -> str:
     """Run the real browser, which can reach no host; -> its stdout."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        pytest.fail("the report's browser test needs Chromium: apt-get install chromium")
+        # The gate installs one, so there a missing browser is a failure; elsewhere the skip says what was not looked at.
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("the report is looked at in a real browser, and there is no Chromium here: apt-get install chromium")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
                "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND",
                f"--user-data-dir={page.with_name('browser')}", *arguments, page.as_uri()]

@@ -85,16 +85,25 @@ def test_answers_end_where_the_model_ends_them(bench) -> None:
 def test_seconds_until_ends_with_the_block_that_brought_the_token(bench) -> None:
     run = bench.run([1, 10, 11, 12], CONFIG)
     sizes = [block.tokens for block in run.stats.blocks]
-    timed = Timed(run.ids, 1.0, run.stats, [float(i + 1) for i in range(len(sizes))])
+    timed = Timed(run.ids, 1.0, run.stats, [(float(i + 1), size) for i, size in enumerate(sizes)])
     assert timed.seconds_until(1) == 1.0
     assert timed.seconds_until(sizes[0]) == 1.0 and timed.seconds_until(sizes[0] + 1) == 3.0
-    assert timed.seconds_until(len(run.ids)) == timed.seconds_until(10**6) == sum(timed.block_seconds)
+    assert timed.seconds_until(len(run.ids)) == timed.seconds_until(10**6) == sum(seconds for seconds, _ in timed.blocks)
 
 
 def test_a_price_replaces_the_clock(bench) -> None:
     priced = Bench(bench.pyramid, bench.method, 12, price=lambda block: float(len(block.forwards)))
     run = priced.run([1, 10, 11, 12], CONFIG)
-    assert run.seconds == sum(len(block.forwards) for block in run.stats.blocks) == sum(run.block_seconds)
+    assert run.seconds == sum(len(block.forwards) for block in run.stats.blocks) == sum(seconds for seconds, _ in run.blocks)
+
+
+def test_half_of_target_only_decoding_stands_for_all_of_it(bench) -> None:
+    seconds = iter([9.0, 1.0, 2.0, 1.0, 1.0, 5.0])
+    priced = Bench(bench.pyramid, bench.method, 12, price=lambda block: next(seconds))
+    run = priced.ar_at_its_pace([1, 10, 11, 12])
+    assert run.ids == bench.ar([1, 10, 11, 12]).ids[:6] and run.tokens == 12
+    assert run.seconds == 19.0 + 6 * 1.0 and run.tokens_per_second == 12 / 25.0
+    assert run.seconds_until(6) == 19.0 and run.seconds_until(8) == 21.0 and run.seconds_until(12) == 25.0
 
 
 def test_rotation_lets_everyone_go_first_once() -> None:

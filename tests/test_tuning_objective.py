@@ -48,10 +48,12 @@ class FakeBench:
     def timed(self, name: str, ids: list[int]) -> Timed:
         self.order.append(name)
         block = BlockStats(PyramidConfig.simple((2, 3)), 0, 0, len(ids), 0.0, verifications=(verification(),), drift=(0.5,) * len(ids))
-        return Timed(ids, self.seconds[name], GenerationStats(blocks=[block]), [self.seconds[name]])
+        return Timed(ids, self.seconds[name], GenerationStats(blocks=[block]), [(self.seconds[name], len(ids))])
 
     def ar(self, prompt):
         return self.timed("ar", [1, 2, 3, 4])
+
+    ar_at_its_pace = ar
 
     def run(self, prompt, config):
         return self.timed("own", [1, 2, 9, 4])
@@ -140,7 +142,8 @@ def test_two_objectives() -> None:
 def test_agreement_counts_up_to_the_first_difference() -> None:
     assert agreement(Timed([1, 2, 3], 1), Timed([1, 2, 3], 1)) == 1.0
     assert agreement(Timed([1, 2, 3, 4], 1), Timed([1, 9, 3, 4], 1)) == 0.25
-    assert agreement(Timed([1, 2], 1), Timed([1, 2, 3, 4], 1)) == 0.5
+    assert agreement(Timed([1, 2], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 1.0   # half an `ar` run has no say on the rest
+    assert agreement(Timed([1, 9], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 0.5
 
 
 def test_the_total_counts_long_prompts_more() -> None:
@@ -151,6 +154,16 @@ def test_the_total_counts_long_prompts_more() -> None:
         tally.own.append(next(runs))
         tally.until_end.append((1.0, 1.0))
     assert tally.ratio == 2.5 and tally.to_dict()["ratio_median"] == 2.0
+
+
+def test_a_hiccup_does_not_decide() -> None:
+    tally = Tally()
+    for i in range(12):
+        ar, own = 30.0 if i == 5 else 2.0, 40.0 if i == 7 else 1.0
+        tally.add(Timed([1] * 4, ar, blocks=[(ar, 4)]), Timed([1] * 4, own, blocks=[(own, 4)]), answer_tokens=4)
+    seen = tally.to_dict()
+    assert tally.ratio == seen["ratio"] == seen["ratio_median"] == 2.0 and seen["ratio_interval"] == [2.0, 2.0]
+    assert seen["prompts"] == 12 and len(seen["seconds"]) == 12 and seen["tokens_per_second"] == 4.0
 
 
 class Words:

@@ -144,9 +144,24 @@ def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path) -> 
     trials = storage.finished(load_study(out))
     assert len(trials) == 7 and [(trial.number, trial.value) for trial in trials][: len(kept)] == kept
     assert Profile.load(out).study["trials"] == 7
-    # What Ctrl-C cut short was measured in the second run.
-    broken = [trial.params for trial in load_study(out).trials if trial.state == TrialState.FAIL]
-    assert broken and all(params in [trial.params for trial in trials] for params in broken)
+
+
+def test_what_was_cut_short_is_queued_again_once() -> None:
+    study = optuna.create_study()
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.suggest_int("x", 0, 9) == 3:
+            raise KeyboardInterrupt
+        return 1.0
+
+    for x in (1, 3):
+        study.enqueue_trial({"x": x})
+    with pytest.raises(KeyboardInterrupt):
+        study.optimize(objective, n_trials=2)
+    assert storage.requeue_interrupted(study) == 1 and storage.requeue_interrupted(study) == 0
+    assert [trial.system_attrs["fixed_params"] for trial in study.trials if trial.state == TrialState.WAITING] == [{"x": 3}]
+    study.optimize(lambda trial: float(trial.suggest_int("x", 0, 9)), n_trials=1)
+    assert study.trials[-1].value == 3.0 and storage.requeue_interrupted(study) == 0
 
 
 def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:

@@ -250,6 +250,19 @@ def test_keyed_draws_have_the_law_they_were_drawn_from():
         assert abs(float(agreement) - float((law**2).sum())) < 5 * 0.5 / n**0.5
 
 
+def test_keyed_draws_of_a_large_vocabulary_keep_to_what_is_likely():
+    """Noise of too few bits is 0 or infinite once in 10^7 entries, and then any of 50,000 tokens wins, however unlikely."""
+    vocabulary = 50_000
+    law = torch.full((1, vocabulary), 1e-9 / vocabulary)
+    law[0, 0] = 1.0
+    noise = KeyedNoise(seed=1, vocab_size=vocabulary)
+    assert all(int(noise.draw(law, position)) == 0 for position in range(2000))
+    # And the tail is there: tokens of probability 1e-5 come up as often as they should.
+    law[0, 0], law[0, 1:20_001] = 0.8, 1e-5
+    rare = sum(0 < int(noise.draw(law, position)) <= 20_000 for position in range(2000))
+    assert abs(rare - 400) < 5 * (2000 * 0.2 * 0.8) ** 0.5
+
+
 def test_keyed_tiers_agree_as_often_as_the_coupling_bound_says():
     p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.3, 0.3, 0.2, 0.2])
     noise = KeyedNoise(seed=0, vocab_size=4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from transformers import GenerationMixin, LogitsProcessorList, PretrainedConfig,
 from transformers.generation.logits_process import (
     MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper,
 )
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import Decoding, PyramidDecoder
@@ -36,7 +36,8 @@ class TableModel(PreTrainedModel, GenerationMixin):
 
     def __init__(self, table: torch.Tensor, embeddings: int | None = None) -> None:
         super().__init__(PretrainedConfig(vocab_size=table.shape[-1]))
-        self.embed = torch.nn.Embedding(embeddings or table.shape[-1], 1)
+        self.embeddings = embeddings or table.shape[-1]
+        self.embed = torch.nn.Embedding(self.embeddings, 1)
         self.head = torch.nn.Linear(1, table.shape[-1], bias=False)
         self.table = table
         self.rows = {context: table[context] for context in np.ndindex(*table.shape[:2])}
@@ -47,15 +48,15 @@ class TableModel(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head
 
-    def forward(self, input_ids: torch.Tensor, cache: Any = None, use_cache: bool = True, logits_to_keep: int = 0) -> CausalLMOutputWithPast:
-        if int(input_ids.max()) >= self.embed.num_embeddings:
-            raise IndexError(f"id {int(input_ids.max())} is beyond the {self.embed.num_embeddings} embeddings")
+    def forward(self, input_ids: torch.Tensor, cache: Any = None, use_cache: bool = True, logits_to_keep: int = 0) -> SimpleNamespace:
         ids = input_ids.to(torch.float32)[:, None, :, None]
         keys, _ = cache.update(ids, ids, 0)
-        text = keys[0, 0, :, 0].long().tolist()
+        text = keys.long().flatten().tolist()
+        if max(text) >= self.embeddings:
+            raise IndexError(f"id {max(text)} is beyond the {self.embeddings} embeddings")
         wanted = range(len(text) - (logits_to_keep or input_ids.shape[1]), len(text))
         # Ids that the table does not know (a larger vocabulary above) cannot occur: they would have to be embedded.
-        return CausalLMOutputWithPast(logits=torch.stack([self.rows[text[i - 1] if i else 0, text[i]] for i in wanted])[None])
+        return SimpleNamespace(logits=torch.stack([self.rows[text[i - 1] if i else 0, text[i]] for i in wanted])[None])
 
 
 def toy_tables(n: int, spread: tuple[float, ...] = (0.6,), vocab: int = VOCAB, seed: int = 0) -> list[torch.Tensor]:

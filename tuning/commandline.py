@@ -1,4 +1,4 @@
-"""What the commands of this package share: mistakes end in one sentence on stderr and exit code 2, never in a traceback."""
+"""What the commands share: mistakes end in one sentence on stderr and exit code 2, never in a traceback."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OneSentenceParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
-            self.error(unknown_name("option", unknown[0].split("=")[0], options))
+            options = [option for action in self._actions for option in action.option_strings]
+            self.error(unknown_name("option", unknown[0].split("=")[0], (name for name in options if name[:2] == "--")))
         return found
 
 

@@ -22,7 +22,8 @@ from adaptive_pyramid.profile import Profile
 from tuning.commandline import OneSentenceParser, one_sentence
 
 # The published packages whose own parsers the options were checked against.
-CHECKED = {"hf": "transformers 5.24.0", "vllm": "vllm 0.33.0", "llamacpp": "llama.cpp build 11434", "sglang": "sglang 0.5.23"}
+CHECKED = {"hf": "transformers 5.24.0", "vllm": "vllm 0.33.0", "llamacpp": "llama.cpp build 11434",
+           "sglang": "sglang 0.5.23"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Proposer:
     """What drafts for the target, in terms another engine knows.
 
     Args:
-        name: the tier's. length: tokens per verification. ngram: (longest, shortest) match of a lookup, None for a model.
+        name: the tier's. length: tokens per verification. ngram: (longest, shortest) match of a lookup; None = a model.
         source: a model's name on the hub or its directory; None for one that only exists as derived from another.
     """
 
@@ -87,16 +88,15 @@ def _proposers(profile: Profile, comments: list[str]) -> list[Proposer]:
     """Who can draft for the target elsewhere, best placed first: two only where the profile itself falls through."""
     route = profile.config.route
     length = profile.config.stage(route[-1]).length
-    if len(route) == 2:
-        chain = [_proposer(profile, tier, length) for tier in (route[0] if isinstance(route[0], tuple) else (route[0],))]
-    else:
+    below = [tier for entry in reversed(route[:-1]) for tier in (entry if isinstance(entry, tuple) else (entry,))]
+    chain = [_proposer(profile, tier, length) for tier in below]
+    if len(route) > 2:
         comments.append(f"no engine verifies in several stages: of route {route_label(route)} one proposer is left")
-        below = [tier for entry in reversed(route[:-1]) for tier in (entry if isinstance(entry, tuple) else (entry,))]
-        chain = [_proposer(profile, tier, length) for tier in below]
     for proposer in chain:
         if not proposer.usable:
-            comments.append(f"tier {proposer.name!r} is derived from another ({profile.revisions.get(proposer.name, 'source unknown')}): "
-                            "make it with the engine's own tools, then name it as the draft model")
+            source = profile.revisions.get(proposer.name, "source unknown")
+            comments.append(f"tier {proposer.name!r} is derived from another ({source}): make it with the engine's own "
+                            "tools, then name it as the draft model")
     usable = [proposer for proposer in chain if proposer.usable]
     return usable if len(route) == 2 else usable[:1]
 
@@ -113,8 +113,8 @@ def _proposer(profile: Profile, tier: int, length: int) -> Proposer:
 
 def _one(result: Export, proposers: Sequence[Proposer]) -> Proposer:
     if len(proposers) > 1:
-        result.comments.append(f"this engine takes one proposer: {proposers[1].name!r} is left out, which the profile asks where "
-                               f"{proposers[0].name!r} abstains")
+        result.comments.append(f"this engine takes one proposer: {proposers[1].name!r} is left out, which the profile "
+                               f"asks where {proposers[0].name!r} abstains")
     return proposers[0]
 
 
@@ -127,7 +127,8 @@ def _hugging_face(result: Export, proposers: Sequence[Proposer], profile: Profil
             result.comments.append(f"matches shorter than {proposer.ngram[1]} tokens cannot be ruled out")
     else:
         result.comments.append(f"pass assistant_model={_model(proposer)} to generate()")
-        options = {"num_assistant_tokens": proposer.length, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+        options = {"num_assistant_tokens": proposer.length, "num_assistant_tokens_schedule": "constant",
+                   "assistant_confidence_threshold": 0.0}
     result.options = json.dumps({"do_sample": profile.do_sample, **options})
 
 
@@ -149,11 +150,14 @@ def _llama_cpp(result: Export, proposers: Sequence[Proposer], profile: Profile) 
         if proposer.ngram:
             kinds.append("ngram-simple")
             flags += ["--spec-ngram-simple-size-n", proposer.ngram[1], "--spec-ngram-simple-size-m", proposer.length]
-            result.comments.append(f"ngram-simple matches exactly {proposer.ngram[1]} tokens; the profile tried up to {proposer.ngram[0]} first")
+            result.comments.append(f"ngram-simple matches exactly {proposer.ngram[1]} tokens; the profile tried up to "
+                                   f"{proposer.ngram[0]} first")
         else:
             kinds.append("draft-simple")
-            flags += ["--spec-draft-hf", proposer.source, "--spec-draft-n-max", proposer.length, "--spec-draft-p-min", 0]
-            result.comments.append(f"--spec-draft-hf wants a GGUF repository: put the converted {_model(proposer)} there, or a file after -md")
+            flags += ["--spec-draft-hf", proposer.source, "--spec-draft-n-max", proposer.length,
+                      "--spec-draft-p-min", 0]
+            result.comments.append(f"--spec-draft-hf wants a GGUF repository: put the converted {_model(proposer)} "
+                                   "there, or a file after -md")
     result.options = shlex.join(["--spec-type", ",".join(kinds), *map(str, flags)])
 
 
@@ -163,7 +167,8 @@ def _sglang(result: Export, proposers: Sequence[Proposer], profile: Profile) -> 
     if proposer.ngram:
         flags = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", proposer.length + 1,
                  "--speculative-ngram-max-bfs-breadth", 1]
-        result.comments.append(f"the shortest and longest match ({proposer.ngram[1]} and {proposer.ngram[0]} tokens) have no counterpart")
+        result.comments.append(f"the shortest and longest match ({proposer.ngram[1]} and {proposer.ngram[0]} tokens) "
+                               "have no counterpart")
     else:
         flags = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", proposer.source,
                  "--speculative-num-steps", proposer.length, "--speculative-eagle-topk", 1,
@@ -186,7 +191,8 @@ def _names(profile: Profile, entry: int | tuple[int, ...]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the options; returns the exit code."""
-    cli = OneSentenceParser("tuning.export", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser("tuning.export", description=__doc__, allow_abbrev=False,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("profile", help="the profile's path")
     cli.add_argument("--to", required=True, metavar="|".join(_ENGINES), help="the engine")
     given = cli.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The last step: the best trials against each other, against `ar` and against Hugging Face, and a profile of the winner."""
+"""The last step: the best trials against each other, `ar` and Hugging Face, and a profile of the winner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finals:
         """tokens/s of a finalist over those of Hugging Face `generate`; None if that was not timed."""
         if not self.hugging_face:
             return None
-        theirs = sum(len(run.ids) for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
+        theirs = sum(run.tokens for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
 
@@ -68,8 +68,8 @@ def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence
     return finals
 
 
-def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: FrozenTrial, finals: Finals | None, ar_score: Mapping[str, Any],
-                 study: Mapping[str, Any]) -> Profile:
+def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: FrozenTrial, finals: Finals | None,
+                 ar_score: Mapping[str, Any], study: Mapping[str, Any]) -> Profile:
     """The profile of a trial's config; of target-only decoding if the config turned out no faster.
 
     `finals` None: the trial's own numbers are all there is.
@@ -80,17 +80,18 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     else:
         seen, ratio_hf = finals.tallies[finals.winner].to_dict(), finals.over_hugging_face(finals.winner)
     measured: dict[str, Any] = {
-        "speed_ratio": seen["ratio"], "speed_ratio_interval": list(seen["ratio_interval"]), "answer_speed_ratio": seen["answer_ratio"],
-        "tokens_per_second": seen["tokens_per_second"], "acceptance": _by_tier(seen["acceptance"]),
-        "acceptance_length": _by_tier(seen["acceptance_length"]), "agreement": seen["agreement"], "mean_drift": seen["mean_drift"],
-        "score": dict(trial.user_attrs["score"]), "prompts": seen["prompts"], "predicted_ratio": trial.user_attrs["predicted_ratio"],
+        "speed_ratio": seen["ratio"], "speed_ratio_interval": list(seen["ratio_interval"]),
+        "answer_speed_ratio": seen["answer_ratio"], "tokens_per_second": seen["tokens_per_second"],
+        "acceptance": _by_tier(seen["acceptance"]), "acceptance_length": _by_tier(seen["acceptance_length"]),
+        "agreement": seen["agreement"], "mean_drift": seen["mean_drift"], "score": dict(trial.user_attrs["score"]),
+        "prompts": seen["prompts"], "predicted_ratio": trial.user_attrs["predicted_ratio"],
     }
     if ratio_hf is not None:
         measured["speed_ratio_hf"] = ratio_hf
     if seen["ratio"] <= 1.0:
         # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
-        measured = {"speed_ratio": 1.0, "tokens_per_second": seen["ar_tokens_per_second"], "mean_drift": 0.0, "agreement": 1.0,
-                    "score": dict(ar_score), "prompts": seen["prompts"]}
+        measured = {"speed_ratio": 1.0, "tokens_per_second": seen["ar_tokens_per_second"], "mean_drift": 0.0,
+                    "agreement": 1.0, "score": dict(ar_score), "prompts": seen["prompts"]}
         if ratio_hf is not None:
             measured["speed_ratio_hf"] = ratio_hf / seen["ratio"]
         config = config.with_route((config.target,))
@@ -98,9 +99,11 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     method = bench.method
     return Profile(
         task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
-        rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured, costs=prior.costs,
-        device=here["device"], dtype=here["dtype"], versions={name: str(number) for name, number in here["versions"].items()},
-        revisions={name: source_text(family.sources[name], model) for name, model in zip(family.tier_names, family.models)}, study=dict(study))
+        rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
+        costs=prior.costs, device=here["device"], dtype=here["dtype"], study=dict(study),
+        versions={name: str(number) for name, number in here["versions"].items()},
+        revisions={name: source_text(family.sources[name], model)
+                   for name, model in zip(family.tier_names, family.models)})
 
 
 def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
@@ -109,12 +112,13 @@ def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
     They change nothing while the route stands; they are where online control starts when it tries other routes.
     """
     spare = default_config(config.n_tiers)
-    stages = tuple(config.stage(tier) if tier in config.route[1:] else spare.stage(tier) for tier in range(1, config.n_tiers))
+    used = config.route[1:]
+    stages = tuple((config if tier in used else spare).stage(tier) for tier in range(1, config.n_tiers))
     return replace(config, stages=stages)
 
 
 def source_text(source: Mapping[str, Any], model: Any) -> str:
-    """Where a tier came from, in one line: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
+    """Where a tier came from: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
     if isinstance(model, Lookup):
         return f"lookup: max_ngram {model.max_ngram}, min_ngram {model.min_ngram}"
     if "wheel" in source:

@@ -1,16 +1,18 @@
 """Clocks: what forwards cost, and whole generations timed the same way for a config, for `ar` and for Hugging Face.
 
-A timed generation writes exactly `max_new_tokens` tokens: end-of-text and other special tokens are suppressed, for all
+A timed generation writes exactly `max_new_tokens` tokens (`ar`, beside each trial, half of them:
+`Bench.ar_at_its_pace`): end-of-text and other special tokens are suppressed, for all
 three alike, because the tokens/s of an answer that ends after twelve tokens are mostly the prompt's. Every one starts
-with cold caches, so the prompt is paid each time, as in `model.generate`. Scores come from answers that may end where the
+with cold caches, so the prompt is paid each time, as in `model.generate`. Scores come from answers that end where the
 model ends them (`Bench.answer`).
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -69,22 +71,32 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Timed:
-    """One generation: new ids, seconds, and (not for Hugging Face) its statistics with the seconds of every block."""
+    """One generation.
+
+    Args:
+        ids: the new ones. seconds: for `tokens` of them. blocks: (seconds, tokens) of each; empty for Hugging Face.
+        stats: None for Hugging Face. planned: tokens that `seconds` stands for where only the first ids were generated.
+    """
 
     ids: list[int]
     seconds: float
     stats: GenerationStats | None = None
-    block_seconds: Sequence[float] = ()
+    blocks: Sequence[tuple[float, int]] = ()
+    planned: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) if self.planned is None else self.planned
 
     @property
     def tokens_per_second(self) -> float:
-        return len(self.ids) / self.seconds
+        return self.tokens / self.seconds
 
     def seconds_until(self, tokens: int) -> float:
         """Seconds to the end of the block that brought token number `tokens`."""
         passed, seen = 0.0, 0
-        for block, seconds in zip(self.stats.blocks, self.block_seconds):
-            passed, seen = passed + seconds, seen + block.tokens
+        for seconds, count in self.blocks:
+            passed, seen = passed + seconds, seen + count
             if seen >= tokens:
                 break
         return passed
@@ -119,6 +131,19 @@ class Bench:
         """Target-only decoding."""
         return self._generate(prompt, method="ar", suppress_tokens=self.special)
 
+    def ar_at_its_pace(self, prompt: Sequence[int]) -> Timed:
+        """Target-only decoding of the first half of the tokens, timed for all of them.
+
+        Its tokens take the same time each, whatever they are, so that half of them tells as much as all do, in half the
+        time; every missing one is booked with the median of those after the first (which pays for the prompt).
+        """
+        half = max(2, self.max_new_tokens // 2)
+        run = self._generate(prompt, method="ar", suppress_tokens=self.special, max_new_tokens=half)
+        pace = statistics.median(seconds for seconds, _ in run.blocks[1:])
+        missing = self.max_new_tokens - half
+        return replace(run, seconds=run.seconds + missing * pace, blocks=[*run.blocks, *[(pace, 1)] * missing],
+                       planned=self.max_new_tokens)
+
     def run(self, prompt: Sequence[int], config: PyramidConfig) -> Timed:
         """The method under test with `config`."""
         return self._generate(prompt, method=self.method, config=config, control="fixed", suppress_tokens=self.special)
@@ -142,13 +167,15 @@ class Bench:
     def _generate(self, prompt: Sequence[int], **keywords: object) -> Timed:
         self.pyramid.clear_caches()
         started = time.perf_counter()
-        output = self.pyramid.generate(list(prompt), do_sample=False, max_new_tokens=self.max_new_tokens, **keywords)
+        keywords = {"max_new_tokens": self.max_new_tokens, **keywords}
+        output = self.pyramid.generate(list(prompt), do_sample=False, **keywords)
         wall = time.perf_counter() - started
         blocks = output.stats.blocks
         if self.price is not None:
-            priced = [self.price(block) for block in blocks]
-            return Timed(output.ids, sum(priced), output.stats, priced)
-        return Timed(output.ids, wall, output.stats, [block.seconds + block.control_seconds for block in blocks])
+            priced = [(self.price(block), block.tokens) for block in blocks]
+            return Timed(output.ids, sum(seconds for seconds, _ in priced), output.stats, priced)
+        timed = [(block.seconds + block.control_seconds, block.tokens) for block in blocks]
+        return Timed(output.ids, wall, output.stats, timed)
 
     def answer_text(self, ids: Sequence[int]) -> str:
         """Text of an answer, special tokens left out."""
@@ -165,7 +192,8 @@ def in_rotation(runs: Sequence[Callable[[], Timed]], turn: int) -> list[Timed]:
     return [found[index] for index in range(len(runs))]
 
 
-def ratio_interval(reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+def ratio_interval(reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000,
+                   seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval, over prompts in pairs, of sum(reference) / sum(seconds)."""
     rows = np.random.default_rng(seed).integers(0, len(seconds), size=(resamples, len(seconds)))
     ratios = np.asarray(reference)[rows].sum(1) / np.asarray(seconds)[rows].sum(1)

@@ -17,7 +17,8 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
 
 COLUMNS = ("trial", "config", "predicted", "formula", "measured", "low", "high", "median", "tokens/s", "ar tokens/s",
-           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "front", "prompts", "state")
+           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "front", "prompts",
+           "state")
 
 
 BRIEF = ("trial", "config", "predicted", "measured", "low", "high", "tokens/s", "acceptance", "score", "state")
@@ -41,20 +42,23 @@ def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def front(trials: Sequence[FrozenTrial]) -> set[int]:
     """Numbers of the usable trials that no other beats in speed without losing score (the Pareto front)."""
-    points = {trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"]) for trial in filter(feasible, trials)}
+    points = {trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"])
+              for trial in filter(feasible, trials)}
     return {number for number, (ratio, score) in points.items()
             if not any(r >= ratio and s >= score and (r, s) != (ratio, score) for r, s in points.values())}
 
 
 def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
     """Median of |predicted / measured - 1|; NaN without a finished trial. `name`: which prediction."""
-    errors = [abs(trial.user_attrs[name] / trial.user_attrs["ratio"] - 1) for trial in trials if "ratio" in trial.user_attrs]
+    seen = [trial.user_attrs for trial in trials if "ratio" in trial.user_attrs]
+    errors = [abs(attributes[name] / attributes["ratio"] - 1) for attributes in seen]
     return statistics.median(errors) if errors else math.nan
 
 
 def rows(trials: Sequence[FrozenTrial], tier_names: Sequence[str]) -> list[dict[str, str]]:
     """One dict of COLUMNS per finished trial, fastest first."""
-    ordered = sorted((trial for trial in trials if "ratio" in trial.user_attrs), key=lambda trial: -trial.user_attrs["ratio"])
+    measured = (trial for trial in trials if "ratio" in trial.user_attrs)
+    ordered = sorted(measured, key=lambda trial: -trial.user_attrs["ratio"])
     best = front(trials)
     return [_row(trial, tier_names, trial.number in best) for trial in ordered]
 
@@ -69,10 +73,12 @@ def _row(trial: FrozenTrial, tier_names: Sequence[str], on_front: bool) -> dict[
     def by_tier(name: str) -> str:
         return " ".join(f"{tier_names[int(tier)]} {value:.2f}" for tier, value in seen[name].items())
 
-    values = (str(trial.number), label(config_of(trial), tier_names), f"{seen['predicted_ratio']:.2f}", f"{seen['formula_ratio']:.2f}",
-              f"{seen['ratio']:.2f}", f"{low:.2f}", f"{high:.2f}", f"{seen['ratio_median']:.2f}",
+    values = (str(trial.number), label(config_of(trial), tier_names), f"{seen['predicted_ratio']:.2f}",
+              f"{seen['formula_ratio']:.2f}", f"{seen['ratio']:.2f}", f"{low:.2f}", f"{high:.2f}",
+              f"{seen['ratio_median']:.2f}",
               f"{seen['tokens_per_second']:.1f}", f"{seen['ar_tokens_per_second']:.1f}", f"{seen['answer_ratio']:.2f}",
-              by_tier("acceptance"), by_tier("acceptance_length"), f"{seen['agreement']:.2f}", f"{seen['mean_drift']:.3g}",
+              by_tier("acceptance"), by_tier("acceptance_length"), f"{seen['agreement']:.2f}",
+              f"{seen['mean_drift']:.3g}",
               "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
               "*" if on_front else "", str(seen["prompts"]), state)
     return dict(zip(COLUMNS, values))
@@ -80,7 +86,8 @@ def _row(trial: FrozenTrial, tier_names: Sequence[str], on_front: bool) -> dict[
 
 def label(config: PyramidConfig, tier_names: Sequence[str]) -> str:
     """A config in words: `lookup > target, length 8`."""
-    names = [" or ".join(tier_names[tier] for tier in (entry if isinstance(entry, tuple) else (entry,))) for entry in config.route]
+    names = [" or ".join(tier_names[tier] for tier in (entry if isinstance(entry, tuple) else (entry,)))
+             for entry in config.route]
     stages = [config.stage(tier) for tier in config.route[1:]]
     text = " > ".join(names)
     if stages:
@@ -98,7 +105,8 @@ def print_table(title: str, table_rows: Sequence[dict[str, str]]) -> None:
     columns = COLUMNS if console.width >= 1.5 * _WIDE else BRIEF
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("config", "acceptance", "tokens per pass", "state") else "right")
+        is_text = column in ("config", "acceptance", "tokens per pass", "state")
+        table.add_column(column, justify="left" if is_text else "right")
     for row in table_rows:
         table.add_row(*(row[column] for column in columns))
     console.print(table)
@@ -129,7 +137,8 @@ def summary(profile: Profile, errors: Mapping[str, float], steps: Sequence[tuple
         best += "; nothing was faster than the target alone"
     return [
         best + ("" if profile.study["remeasured"] else " (the trial's own numbers, not measured again)"),
-        f"score: {score['value']:.3f} (95 % interval {score['low']:.3f} to {score['high']:.3f}, n = {score['n']}), {score['label']}",
+        f"score: {score['value']:.3f} (95 % interval {score['low']:.3f} to {score['high']:.3f}, n = {score['n']}), "
+        f"{score['label']}",
         f"median error of the predicted ratios: replay {errors['predicted']:.1%}, formula {errors['formula']:.1%}",
         *(f"{name}: {seconds:.1f} s, peak memory so far {peak:.0f} MB" for name, seconds, peak in steps),
     ]

@@ -59,7 +59,8 @@ class Space:
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """Every parameter of the study, whatever the route."""
-        found: dict[str, BaseDistribution] = {"route": CategoricalDistribution([route_label(route) for route in self.routes])}
+        labels = [route_label(route) for route in self.routes]
+        found: dict[str, BaseDistribution] = {"route": CategoricalDistribution(labels)}
         for tier in sorted({tier for route in self.routes for tier in route[1:]}):
             found[f"length_{tier}"] = IntDistribution(1, MAX_LENGTH, log=True)
             if self._has_tau(tier):
@@ -80,10 +81,10 @@ class Space:
 
     def config(self, route: Route, values: Mapping[str, Any]) -> PyramidConfig:
         """The config of `route` with parameters named as in `distributions`; stages outside the route are plain."""
-        stages = tuple(
-            StageConfig(values[f"length_{tier}"], values.get(f"tau_{tier}", 0.0)) if tier in route[1:] else StageConfig(1)
-            for tier in range(1, self.n_tiers))
-        return PyramidConfig(stages, route)
+        stages = [StageConfig(1)] * (self.n_tiers - 1)
+        for tier in route[1:]:
+            stages[tier - 1] = StageConfig(values[f"length_{tier}"], values.get(f"tau_{tier}", 0.0))
+        return PyramidConfig(tuple(stages), route)
 
     def params(self, config: PyramidConfig) -> dict[str, Any]:
         """The parameters that `suggest` would have to draw for `config`."""

@@ -19,7 +19,8 @@ _HEARTBEAT = 30   # seconds; a worker that has been silent for three of them has
 _RETRIES = 2
 
 
-def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner, objectives: int = 1) -> optuna.Study:
+def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner,
+               objectives: int = 1) -> optuna.Study:
     """The study `name` at `url`, new or resumed; every objective is maximised.
 
     Raises:
@@ -28,7 +29,8 @@ def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
-            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None,
+            patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None
+            storage = RDBStorage(url, engine_kwargs=patience,
                                  heartbeat_interval=_HEARTBEAT, grace_period=3 * _HEARTBEAT,
                                  heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES))
             study = optuna.create_study(storage=storage, study_name=name, directions=["maximize"] * objectives,
@@ -49,8 +51,8 @@ def _check_settings(study: optuna.Study, url: str, settings: dict[str, Any]) -> 
     different = [f"{key} was {known.get(key)!r} and is {settings.get(key)!r} now"
                  for key in {**known, **settings} if known.get(key) != settings.get(key)]
     if different:
-        raise ValueError(f"the study {study.study_name!r} in {url} was made with other settings: {'; '.join(different)}. "
-                         "Use the same ones to resume it, or another --out for a new study")
+        raise ValueError(f"the study {study.study_name!r} in {url} was made with other settings: "
+                         f"{'; '.join(different)}. Use the same ones to resume it, or another --out for a new study")
 
 
 def finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:

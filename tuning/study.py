@@ -52,11 +52,13 @@ def run_search(settings: Settings, family: families.Family | None = None) -> Out
     return prepare(settings, choose_examples(settings), family).run()
 
 
-def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Example]], family: families.Family | None = None) -> Search:
+def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Example]],
+            family: families.Family | None = None) -> Search:
     """Load and check everything that a user can get wrong.
 
     Args:
-        examples: from `choose_examples`, which needs no torch and so is asked first. family: loaded already; default: `settings.family` by name.
+        examples: from `choose_examples`, which needs no torch and so is asked first.
+        family: loaded already; default: `settings.family` by name.
 
     Raises:
         ValueError, TypeError, OSError, FamilyUnavailable: one sentence on what is wrong, and with what.
@@ -97,7 +99,7 @@ class Search:
     steps: Steps = field(default_factory=Steps)
 
     def run(self) -> Outcome:
-        """Calibrate, run the trials, write profile and tables. Ctrl-C during the trials ends them and keeps the rest."""
+        """Calibrate, run the trials, write profile and tables. Ctrl-C ends the trials and keeps what is finished."""
         prior = self._prior()
         questions = self._questions()
         objective = Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker=platform.node(),
@@ -116,7 +118,8 @@ class Search:
             interrupted = True
         profile = self._write(objective, finals)
         if interrupted:
-            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {self.url}; the same command goes on from there.")
+            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {self.url}; "
+                 "the same command goes on from there.")
         return Outcome(profile, self.out, interrupted)
 
     def _prior(self) -> Prior:
@@ -167,7 +170,8 @@ class Search:
         # Another seed after every resumption: the same one would draw the same numbers again.
         seed = self.settings.seed + len(self.study.get_trials(deepcopy=False))
         if self.settings.multi_objective:
-            note("Two objectives: no trial is pruned" + (", and TPE chooses, since the sampler gp models one." if self.settings.sampler == "gp" else "."))
+            instead = ", and TPE chooses, since the sampler gp models one" if self.settings.sampler == "gp" else ""
+            note(f"Two objectives: no trial is pruned{instead}.")
         if self.settings.sampler == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         if self.settings.sampler == "gp" and not self.settings.multi_objective:
@@ -184,11 +188,13 @@ class Search:
 
         def tell(study: optuna.Study, trial: FrozenTrial) -> None:
             for row in results.rows([trial], self.family.tier_names):
-                note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), predicted {row['predicted']}")
+                note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), "
+                     f"predicted {row['predicted']}")
             if self.settings.min_gain and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
                 gain = study.sampler.expected_gain(study)
                 if gain < self.settings.min_gain:
-                    note(f"The next trial is expected to gain {gain:.2%}, less than --min-gain {self.settings.min_gain:.2%}: the study ends here.")
+                    note(f"The next trial is expected to gain {gain:.2%}, less than --min-gain "
+                         f"{self.settings.min_gain:.2%}: the study ends here.")
                     study.stop()
 
         with progress_bar("trials", left * len(objective.questions)) as advance:
@@ -207,7 +213,8 @@ class Search:
         trials = storage.finished(self.study)
         best = results.best_first(trials)
         table = results.rows(trials, self.family.tier_names)
-        title = f"{self.task.label}, {self.family.name}, method {self.bench.method.name}: tokens/s over target-only decoding"
+        title = (f"{self.task.label}, {self.family.name}, method {self.bench.method.name}: tokens/s over target-only "
+                 "decoding")
         if not best:
             note("No trial was measured to its end within the limits, so no profile was written.")
             return None
@@ -215,8 +222,9 @@ class Search:
         errors = {name: results.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
             "name": self.study.study_name, **self.study.user_attrs["settings"], "label": self.task.label,
-            "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number, "best_trial_ratio": trial.user_attrs["ratio"],
-            "remeasured": finals is not None, "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
+            "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number,
+            "best_trial_ratio": trial.user_attrs["ratio"], "remeasured": finals is not None,
+            "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
             "workers": sorted({trial.user_attrs["worker"] for trial in trials}), "threads": torch.get_num_threads(),
         }
         profile = make_profile(self.task.name, self.family, self.bench, objective.prior, trial, finals,
@@ -235,10 +243,12 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
     """What must not change when a study is resumed."""
     here = bench.pyramid.description()
     return {
-        "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name, "seed": settings.seed,
-        "questions": settings.questions, "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective, "questions_sha256": questions_digest(measured),
-        "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__, **here["versions"]},
+        "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name,
+        "seed": settings.seed, "questions": settings.questions, "questions_sha256": questions_digest(measured),
+        "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
+        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective,
+        "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__,
+                     **here["versions"]},
     }
 
 

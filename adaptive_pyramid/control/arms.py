@@ -40,7 +40,7 @@ def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
 
 
 def candidate_configs(base: PyramidConfig, pool: Pool, route: Route | None = None, drift_budget: float | None = None,
-                      limit: int = LIMIT) -> list[PyramidConfig]:
+                      free_taus: bool = True, limit: int = LIMIT) -> list[PyramidConfig]:
     """Arms around `base`: at most `limit` configs, target only first, none twice.
 
     Every route of the pool is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
@@ -51,9 +51,10 @@ def candidate_configs(base: PyramidConfig, pool: Pool, route: Route | None = Non
     Args:
         route: the only one that may be used; thresholds then stay the base's, for they belong to the method that pins it.
         drift_budget: per token; thresholds at the target stay the base's without one.
+        free_taus: whether the target is exact, so that thresholds below it cost no quality.
     """
     guess, costs = guessed_acceptance(pool), pool.costs
-    free_taus = route is None and not drift_budget
+    free_taus = free_taus and route is None and not drift_budget
     queues = []
     for chain in pool.routes() if route is None else [route]:
         plain = base.with_route(chain).normalized()

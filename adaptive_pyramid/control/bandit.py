@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from policies import Exp3, Policy
 
 from ..config import PyramidConfig
@@ -35,13 +37,14 @@ class BanditController(GuardedController):
         self._context = [0.0] * CONTEXT_DIM
         self._selected: int | None = None
 
-    def _rank(self) -> Iterable[tuple[int, str]]:
+    def _rank(self) -> Iterable[int]:
         self._selected = self.policy.select(self._context)
-        yield self._selected, f"{self.policy.name} chose it"
+        yield self._selected
         # What the account cannot pay for is replaced by the best known arm that it can.
-        means = self.policy.means
-        for arm in sorted(range(len(self.arms)), key=lambda i: -means[i] if means[i] == means[i] else math.inf):
-            yield arm, "best known among those the account can pay for"
+        yield from np.nan_to_num(-self.policy.means, nan=math.inf).argsort(kind="stable").tolist()
+
+    def _reason(self, arm: int) -> str:
+        return f"{self.policy.name} chose it" if arm == self._selected else "best known among those the account can pay for"
 
     def _learn(self, block: BlockStats, arm: int) -> None:
         if arm == self._selected or not isinstance(self.policy, Exp3):

@@ -24,13 +24,14 @@ def default_config(n_tiers: int) -> PyramidConfig:
 
 
 def make_controller(name: str, route: Route | None, config: PyramidConfig, pool: Pool,
-                    drift_budget: float | None = None) -> Controller:
+                    drift_budget: float | None = None, lossless: bool = True) -> Controller:
     """A controller by name: "fixed", "auto" (the planner), "planner", "bandit" (discounted UCB), or a policy of `policies`.
 
     Args:
         route: the method's own route; None = control chooses among the pool's. On a pinned route control only chooses
             lengths, thresholds stay as configured, and nothing guards against a route that does not pay.
         config: where to start, and the whole of it for "fixed". drift_budget: per token, or None.
+        lossless: whether the target's rule is exact whatever the thresholds below it; only then may control vary them.
 
     Raises:
         ValueError: an unknown name.
@@ -41,7 +42,7 @@ def make_controller(name: str, route: Route | None, config: PyramidConfig, pool:
         config = config.with_route(route)
     if name == "fixed" or config.n_tiers == 1:
         return FixedController(config)
-    arms = candidate_configs(config, pool, route, drift_budget)
+    arms = candidate_configs(config, pool, route, drift_budget, free_taus=lossless)
     if name in ("auto", "planner"):
         return PlannerController(arms, pool, drift_budget)
     return _bandit("discounted_ucb" if name == "bandit" else name, arms, pool, drift_budget)

@@ -57,8 +57,12 @@ class GuardedController:
 
     # ------------------------------------------------------------------ what subclasses fill in
 
-    def _rank(self) -> Iterable[tuple[int, str]]:
-        """Arms with the reason for each, the preferred first."""
+    def _rank(self) -> Iterable[int]:
+        """Arms, the preferred first."""
+        raise NotImplementedError
+
+    def _reason(self, arm: int) -> str:
+        """Why `arm` stands where `_rank` put it last."""
         raise NotImplementedError
 
     def _learn(self, block: BlockStats, arm: int) -> None:
@@ -154,44 +158,40 @@ class GuardedController:
 
     def _pick(self) -> tuple[int, PyramidConfig, str]:
         if self.fallback is None:
-            arm, reason = next((arm, reason) for arm, reason in self._rank())
-            return arm, self.arms[arm], reason
+            arm = next(iter(self._rank()))
+            return arm, self.arms[arm], self._reason(arm)
         if not self.meter.calibrated:
             return self.fallback, self.arms[self.fallback], "measuring target-only decoding"
         # The advance does not shrink once it is spent, on a cache that caught up, say: the same one goes on being owed.
         self.account.advance = max(self.account.advance, self._shortest_probe())
         left = self.account.left((self.request.max_new_tokens - self._position) * self.meter.target_only)
-        refused: str | None = None
+        # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
+        prices = {route: self._price(config) for route, config in self._probes.items()}
+        self._refused = {route: price for route, price in prices.items() if price > left}
+        first_refused: PyramidConfig | None = None
         cut: dict[PyramidConfig, tuple[int, PyramidConfig, str]] = {}   # versions that only money keeps from being longer
-        for arm, reason in self._rank():
+        choice = self.fallback, self.arms[self.fallback], ""
+        for arm in self._rank():
             config = self.arms[arm]
             if arm == self.fallback:
-                choice = arm, config, reason if refused is None else f"the account cannot pay for a look at {refused}"
+                reason = self._reason(arm) if first_refused is None else f"the account cannot pay for a look at {first_refused.label}"
+                choice = arm, config, reason
                 break
             if self._lost and self._lost & set(config.tiers):
                 continue
-            # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
-            if self._too_dear(config.route, left):
-                refused = refused or config.label
+            if config.route in self._refused:
+                first_refused = first_refused or config
                 continue
             cap = self._caps.get(config.route, 1)
             version = self._versions[arm][cap] if cap in LADDER else config
-            short = "" if version == config else f", at length {cap}"
             if self._price(version) <= left:
-                choice = arm, version, reason + short
+                choice = arm, version, self._reason(arm) + ("" if version == config else f", at length {cap}")
                 break
             shortest = self._versions[arm][1]
-            cut.setdefault(shortest, (arm, shortest, reason + ", at length 1 for want of credit"))
+            if shortest not in cut:
+                cut[shortest] = arm, shortest, self._reason(arm) + ", at length 1 for want of credit"
         # A version cut short for money may be worth less than what comes after its arm.
-        return min([*cut.values(), choice], key=lambda option: self._hoped(option[1]))
-
-    def _too_dear(self, route: Route, left: float) -> bool:
-        price = self._price(self._probes[route])
-        if price > left:
-            self._refused[route] = price
-            return True
-        self._refused.pop(route, None)
-        return False
+        return min([*cut.values(), choice], key=lambda option: self._hoped(option[1])) if cut else choice
 
     def _price(self, config: PyramidConfig) -> float:
         """Seconds lost if everything is refused: the block emits one token all the same."""

@@ -72,19 +72,20 @@ class PlannerController(GuardedController):
         self.estimates.observe(block, greedy=not self.request.do_sample, arm=arm)
         self._seen += 1
 
-    def _rank(self) -> Iterable[tuple[int, str]]:
+    def _rank(self) -> Iterable[int]:
         if self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1) or self.estimates.changes != self._changes:
             self._predict()
-        n = len(self.arms)
         entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
-        expected, hoped = self._per_token[self.estimates.mood][:, :n] + entry
-        best = int(expected.argmin())
-        alone = "" if self.fallback is None else f", target alone {1 / expected[self.fallback]:.1f}"
-        for arm in hoped.argsort().tolist():
-            if arm == best:
-                yield arm, f"fastest: {1 / expected[arm]:.1f} tokens/s expected{alone}"
-            else:
-                yield arm, f"unsure: {1 / expected[arm]:.1f} to {1 / hoped[arm]:.1f} tokens/s, best known {1 / expected[best]:.1f}"
+        self._ranked = self._per_token[self.estimates.mood][:, : len(self.arms)] + entry   # [mean or hoped for, arm]
+        return self._ranked[1].argsort(kind="stable").tolist()
+
+    def _reason(self, arm: int) -> str:
+        expected, hoped = self._ranked[:, arm]
+        best = int(self._ranked[0].argmin())
+        if arm == best:
+            alone = "" if self.fallback is None else f", target alone {1 / self._ranked[0, self.fallback]:.1f}"
+            return f"fastest: {1 / expected:.1f} tokens/s expected{alone}"
+        return f"unsure: {1 / expected:.1f} to {1 / hoped:.1f} tokens/s, best known {1 / self._ranked[0, best]:.1f}"
 
     @property
     def _horizon(self) -> int:

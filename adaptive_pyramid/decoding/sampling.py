@@ -121,8 +121,10 @@ class KeyedNoise:
         if row is None:
             # A counter-based generator is keyed by nature, and numpy's exponentials cost a quarter of torch's.
             keyed = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, position]))
-            exponential = keyed.standard_exponential(self.vocab_size, dtype=np.float32)
-            row = self._rows[position] = torch.from_numpy(exponential).clamp_min_(1e-30).reciprocal_()
+            # In float64 (for the same time): in float32 one entry in 10^7 is exactly 0, and an entry of 0 wins whatever its
+            # probability, which would make up to one token in a hundred of a large vocabulary pure chance.
+            exponential = keyed.standard_exponential(self.vocab_size)
+            row = self._rows[position] = torch.from_numpy(1.0 / np.maximum(exponential, 1e-30)).to(torch.float32)
             if len(self._rows) > 64:   # made again if needed: a row is as wide as the vocabulary
                 self._rows.popitem(last=False)
         return row
