@@ -17,12 +17,12 @@ from adaptive_pyramid.decoding.divergence import divergence, entropy
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.sampling import best
 from adaptive_pyramid.decoding.scorer import Scorer
-from adaptive_pyramid.decoding.tokens import Sequence as Text, Tokens
 from adaptive_pyramid.decoding.verify import point_logits
 from adaptive_pyramid.errors import check_int
 from adaptive_pyramid.models.families import Family
 from adaptive_pyramid.request import GenerationRequest
 from tuning.copying import Copies
+from tuning.finals import source_text
 from tuning.measure import cost_table
 from tuning.objective import prompt_ids
 from tuning.tasks import Task
@@ -34,15 +34,20 @@ _ROWS = 16
 _SAVE_EVERY = 20.0  # seconds of work that a killed process can lose
 
 
-def tier_infos(decoder: PyramidDecoder, names: Sequence[str] | None = None) -> tuple[TierInfo, ...]:
-    """What a header says of a decoder's tiers; TypeError for a foreign candidate generator: it cannot be replayed."""
+def tier_infos(decoder: PyramidDecoder, family: Family | None = None) -> tuple[TierInfo, ...]:
+    """What a header says of a decoder's tiers; TypeError for a foreign candidate generator: it cannot be replayed.
+
+    family: gives the tiers' names and sources.
+    """
     infos = []
     for tier, member in enumerate(decoder.tiers):
-        name = names[tier] if names is not None else f"tier{tier}"
+        name = family.tier_names[tier] if family is not None else f"tier{tier}"
+        source = source_text(family.sources[name], member) if family is not None else ""
         if tier in decoder.scorers:
-            infos.append(TierInfo(name, max_context=decoder.scorers[tier].max_context))
+            infos.append(TierInfo(name, source, max_context=decoder.scorers[tier].max_context))
         elif isinstance(member, Lookup):
-            infos.append(TierInfo(name, (member.max_ngram, member.min_ngram), decoder._drafters[tier].usable_ids))
+            size = (member.max_ngram, member.min_ngram)
+            infos.append(TierInfo(name, source, size, decoder._drafters[tier].usable_ids))
         else:
             raise TypeError(f"tier {tier} ({type(member).__name__}) cannot be recorded; expected a model or a Lookup")
     return tuple(infos)
@@ -166,7 +171,7 @@ def _logits(scorer: Scorer, prompt: list[int], ids: list[int], start: int, stop:
     """Logits that chose ids[start:stop], float32 [stop - start, V] on the CPU."""
     if stop <= start:
         return torch.empty(0, scorer.vocab_size, device="cpu")
-    return scorer.logits(Text(prompt + ids[: stop - 1]), Tokens(), last=stop - start).cpu()
+    return scorer.along(prompt + ids[:stop], len(prompt) + start, width=_ROWS).cpu()
 
 
 def _decoded(decoder: PyramidDecoder, prompt: list[int], max_new_tokens: int, eos: Sequence[int]) -> list[int]:
@@ -189,7 +194,7 @@ def header_of(
             decoder, family.tokenizer("Once upon a time there was a lighthouse.").input_ids, progress=progress
         )
     return Header(
-        tier_infos(decoder, family.tier_names),
+        tier_infos(decoder, family),
         () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
         family=family.name,
         tokenizer=str(family.tokenizer.name_or_path or type(family.tokenizer).__name__).rstrip("/").split("/")[-1],

@@ -38,11 +38,13 @@ class TierInfo:
     """What replay must know of a tier.
 
     Args:
-        name: for people. lookup: None for a model, else (max_ngram, min_ngram) of a prompt lookup.
+        name: for people. source: where the model came from, as in a profile. lookup: None for a model, else
+            (max_ngram, min_ngram) of a prompt lookup.
         usable_ids: a lookup's proposals end before an id from here on. max_context: what a model can read, None = any.
     """
 
     name: str
+    source: str = ""
     lookup: tuple[int, int] | None = None
     usable_ids: int | None = None
     max_context: int | None = None
