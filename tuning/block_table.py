@@ -1,12 +1,14 @@
-"""What `tuning.blocks` fills: every block of one config, as arrays, and what forwards cost."""
+"""What `tuning.blocks` fills: every block of one config, as arrays; what forwards cost, and how they are entered."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from adaptive_pyramid.throughput import CostModel
+from tuning.flat import NO_TOKEN
 from tuning.traces import Header
 
 COUNTS = ("rounds", "proposed", "accepted", "rejected", "emitted")
@@ -31,6 +33,27 @@ class Prices:
 
     def __call__(self, tier: int, width: np.ndarray | int) -> np.ndarray:
         return self.rows[tier][width]
+
+
+@dataclass
+class Offer:
+    """Tokens, lane by lane: `length` of them; the first `on_path` are the text's; then `token`, best id of `owner`."""
+
+    length: np.ndarray
+    on_path: np.ndarray
+    token: np.ndarray
+    owner: np.ndarray
+    proposer: np.ndarray
+
+    @classmethod
+    def none(cls, lanes: int) -> Offer:
+        return cls(
+            *(np.zeros(lanes, np.int64) for _ in range(2)), *(np.full(lanes, fill) for fill in (NO_TOKEN, -1, -1))
+        )
+
+    def put(self, lanes: np.ndarray, other: Offer) -> None:
+        for name in ("length", "on_path", "token", "owner", "proposer"):
+            getattr(self, name)[lanes] = getattr(other, name)
 
 
 @dataclass
@@ -74,3 +97,61 @@ class BlockTable:
     first: dict[int, np.ndarray]
     cached: dict[int, np.ndarray]
     events: list[Event] | None = None
+
+
+class Books:
+    """Enters the forwards of one route into a table. `lane` arrays index its rows and are free of repeats; `pos` are slots.
+
+    overhead: seconds per verification outside the models.
+    """
+
+    def __init__(self, table: BlockTable, tiers: Sequence[int], prices: Prices, overhead: float) -> None:
+        self.table, self.tiers, self.prices, self.overhead = table, tiers, prices, overhead
+
+    def draft(self, tier: int, lane: np.ndarray, pos: np.ndarray, offer: Offer, off: bool = False) -> None:
+        """`offer.length` forwards of a draft model. off: behind a token that is not the recorded text's."""
+        table, passes = self.table, offer.length
+        used = passes > 0
+        lane, pos, passes = lane[used], pos[used], passes[used]
+        width = pos - table.cached[tier][lane]
+        table.forwards[tier][lane] += passes
+        table.seconds[lane] += self.prices(tier, width) + (passes - 1) * self.prices(tier, 1)
+        self._first(tier, lane, width)
+        # The last token drafted was never fed to its own tier.
+        table.cached[tier][lane] = pos + passes - 1
+        if table.events is not None:
+            rest = (offer.proposer[used], passes, offer.on_path[used], offer.token[used], offer.owner[used])
+            table.events.append(Event(tier, lane, pos, width, *rest, off))
+
+    def round(
+        self,
+        tier: int,
+        lane: np.ndarray,
+        pos: np.ndarray,
+        offer: Offer,
+        accepted: np.ndarray,
+        refused: np.ndarray,
+        emitted: np.ndarray,
+        off: bool = False,
+    ) -> None:
+        """One verification."""
+        table = self.table
+        width = offer.length + pos - table.cached[tier][lane]
+        for name, value in zip(COUNTS, (1, offer.length, accepted, refused, emitted)):
+            table.counts[tier][name][lane] += value
+        table.forwards[tier][lane] += 1
+        table.seconds[lane] += self.prices(tier, width) + self.overhead
+        self._first(tier, lane, width)
+        valid = pos + accepted
+        table.cached[tier][lane] = valid
+        for low in self.tiers:
+            if low < tier and low in table.cached:
+                # What a verifier replaced is no longer the text in the caches below it.
+                table.cached[low][lane] = np.minimum(table.cached[low][lane], valid)
+        if table.events is not None:
+            rest = (offer.proposer, offer.length, offer.on_path, offer.token, offer.owner)
+            table.events.append(Event(tier, lane, pos, width, *rest, off, accepted, refused, emitted))
+
+    def _first(self, tier: int, lane: np.ndarray, width: np.ndarray) -> None:
+        first = self.table.first[tier]
+        first[lane] = np.where(first[lane] == 0, width, first[lane])

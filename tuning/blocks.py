@@ -12,14 +12,13 @@ within its block; what it and the tiers below do from there until the target cor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig, Route, StageConfig
 from adaptive_pyramid.decoding.method import Method
-from tuning.block_table import COUNTS, BlockTable, Event, Prices
-from tuning.flat import FAR, NO_TOKEN, FlatTraces
+from tuning.block_table import COUNTS, BlockTable, Books, Offer, Prices
+from tuning.flat import FAR, FlatTraces
 from tuning.traces import Header
 
 
@@ -60,27 +59,6 @@ def block_table(
     return table
 
 
-@dataclass
-class _Offer:
-    """Tokens, lane by lane: `length` of them; the first `on_path` are the text's; then `token`, best id of `owner`."""
-
-    length: np.ndarray
-    on_path: np.ndarray
-    token: np.ndarray
-    owner: np.ndarray
-    proposer: np.ndarray
-
-    @classmethod
-    def none(cls, lanes: int) -> _Offer:
-        return cls(
-            *(np.zeros(lanes, np.int64) for _ in range(2)), *(np.full(lanes, fill) for fill in (NO_TOKEN, -1, -1))
-        )
-
-    def put(self, lanes: np.ndarray, other: _Offer) -> None:
-        for name in ("length", "on_path", "token", "owner", "proposer"):
-            getattr(self, name)[lanes] = getattr(other, name)
-
-
 class _Blocks:
     """One route. `lane` arrays index rows of the table and are free of repeats; `pos` are slots."""
 
@@ -93,7 +71,8 @@ class _Blocks:
         overhead: float,
         table: BlockTable,
     ) -> None:
-        self.flat, self.config, self.prices, self.overhead, self.table = flat, config, prices, overhead, table
+        self.flat, self.config, self.table = flat, config, table
+        self.books = Books(table, config.tiers, prices, overhead)
         self.method = method
         self.route = config.route
         self.target = config.target
@@ -108,10 +87,10 @@ class _Blocks:
 
     # --- the recursion, on the recorded text
 
-    def _round(self, depth: int, lane: np.ndarray, pos: np.ndarray, cap: np.ndarray) -> tuple[_Offer, np.ndarray]:
+    def _round(self, depth: int, lane: np.ndarray, pos: np.ndarray, cap: np.ndarray) -> tuple[Offer, np.ndarray]:
         """-> (what the tier emits, whether it ended with EOS)"""
         if depth == 0:
-            return self._verify(depth, lane, pos, _Offer.none(len(lane)))
+            return self._verify(depth, lane, pos, Offer.none(len(lane)))
         stage = self._stage(depth)
         room = np.maximum(np.minimum(cap - 1, self.flat.room(self.route[depth], pos)), 0)
         offer = self._propose(depth - 1, lane, pos, np.minimum(stage.length, room), room, stage.stop)
@@ -119,25 +98,25 @@ class _Blocks:
 
     def _propose(
         self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
-    ) -> _Offer:
+    ) -> Offer:
         if depth > 0:
             return self._rounds(depth, lane, pos, n, cap, stop)
         tiers = _proposers(self.route)
         if len(tiers) == 1:
             return self._bottom(tiers[0], lane, pos, n, stop)
-        offer, open_ = _Offer.none(len(lane)), np.arange(len(lane))
+        offer, open_ = Offer.none(len(lane)), np.arange(len(lane))
         for tier in tiers:
             found = self._bottom(tier, lane[open_], pos[open_], n[open_], stop)
             offer.put(open_, found)
             open_ = open_[found.length == 0]
         return offer
 
-    def _bottom(self, tier: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, stop: float | None) -> _Offer:
+    def _bottom(self, tier: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, stop: float | None) -> Offer:
         flat = self.flat
         if tier not in self.table.forwards:
             available, match, token = flat.copy(tier, pos, self.table.starts[lane])
             length = np.minimum(n, available)
-            return _Offer(
+            return Offer(
                 length, np.minimum(match, length), token, np.full(len(lane), tier), np.where(length > 0, tier, -1)
             )
         run = flat.miss(tier)[pos] - pos
@@ -146,22 +125,22 @@ class _Blocks:
         self.table.unseen[lane] += behind
         if stop is not None:
             self.table.estimated[lane] |= behind > 0
-        offer = _Offer(
+        offer = Offer(
             length,
             np.minimum(run, length),
             flat.top[tier][pos + run],
             np.full(len(lane), tier),
             np.where(length > 0, tier, -1),
         )
-        self._count_draft(tier, lane, pos, offer)
+        self.books.draft(tier, lane, pos, offer)
         return offer
 
     def _rounds(
         self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
-    ) -> _Offer:
+    ) -> Offer:
         """Rounds of a mid tier until n tokens are there, on the text and then off it."""
         flat, tier = self.flat, self.route[depth]
-        total = _Offer.none(len(lane))
+        total = Offer.none(len(lane))
         live = np.flatnonzero((n > 0) & (flat.room(tier, pos) >= 0))
         total.proposer[live] = tier
         while len(live):
@@ -185,7 +164,7 @@ class _Blocks:
             live = live[flat.room(tier, pos[live] + total.length[live]) >= 0]
         return total
 
-    def _verify(self, depth: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer) -> tuple[_Offer, np.ndarray]:
+    def _verify(self, depth: int, lane: np.ndarray, pos: np.ndarray, offer: Offer) -> tuple[Offer, np.ndarray]:
         flat, tier = self.flat, self.route[depth]
         rule, tau = self._rule(depth)
         refused_at = self._by_proposer(offer.proposer, depth, pos, lambda low: flat.refusal(tier, low, rule, tau))
@@ -219,8 +198,8 @@ class _Blocks:
             accepted[behind] += np.minimum(more, offer.length[behind] - accepted[behind])
             refused[behind] = accepted[behind] < offer.length[behind]
         emitted = accepted + ~(ended | ends_off)
-        self._count_round(depth, lane, pos, offer, accepted, refused, emitted)
-        out = _Offer(
+        self.books.round(tier, lane, pos, offer, accepted, refused, emitted)
+        out = Offer(
             emitted,
             kept + (own_on & ~passes & ~ended),
             np.where(passes, offer.token, own),
@@ -250,7 +229,7 @@ class _Blocks:
                 offer.proposer, depth, here, lambda low: flat.off_refusal(low, tier, tau, rule)
             )
             accepted = np.minimum(refused_at - here, offer.length)
-            self._count_round(depth, lane[live], here, offer, accepted, accepted < offer.length, accepted + 1, off=True)
+            self.books.round(tier, lane[live], here, offer, accepted, accepted < offer.length, accepted + 1, off=True)
             total[live] += accepted + 1
             done = total[live] >= n[live]
             if stop is not None:
@@ -260,8 +239,8 @@ class _Blocks:
 
     def _off_propose(
         self, depth: int, lane: np.ndarray, pos: np.ndarray, n: np.ndarray, cap: np.ndarray, stop: float | None
-    ) -> _Offer:
-        offer = _Offer.none(len(lane))
+    ) -> Offer:
+        offer = Offer.none(len(lane))
         if depth > 0:
             open_ = np.flatnonzero(n > 0)
             offer.length[open_] = self._off_rounds(depth, lane[open_], pos[open_], n[open_], cap[open_], stop)
@@ -278,86 +257,11 @@ class _Blocks:
             offer.proposer[open_] = np.where(length > 0, tier, -1)
             if tier in self.table.forwards:
                 zero = np.zeros(len(open_), np.int64)
-                self._count_draft(
-                    tier, lane[open_], here, _Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True
+                self.books.draft(
+                    tier, lane[open_], here, Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True
                 )
             open_ = open_[length == 0]
         return offer
-
-    # --- counting
-
-    def _count_draft(self, tier: int, lane: np.ndarray, pos: np.ndarray, offer: _Offer, off: bool = False) -> None:
-        table, passes = self.table, offer.length
-        used = passes > 0
-        lane, pos, passes = lane[used], pos[used], passes[used]
-        width = pos - table.cached[tier][lane]
-        table.forwards[tier][lane] += passes
-        table.seconds[lane] += self.prices(tier, width) + (passes - 1) * self.prices(tier, 1)
-        self._first(tier, lane, width)
-        # The last token drafted was never fed to its own tier.
-        table.cached[tier][lane] = pos + passes - 1
-        if table.events is not None:
-            table.events.append(
-                Event(
-                    tier,
-                    lane,
-                    pos,
-                    width,
-                    offer.proposer[used],
-                    passes,
-                    offer.on_path[used],
-                    offer.token[used],
-                    offer.owner[used],
-                    off,
-                )
-            )
-
-    def _count_round(
-        self,
-        depth: int,
-        lane: np.ndarray,
-        pos: np.ndarray,
-        offer: _Offer,
-        accepted: np.ndarray,
-        refused: np.ndarray,
-        emitted: np.ndarray,
-        off: bool = False,
-    ) -> None:
-        table, tier = self.table, self.route[depth]
-        width = offer.length + pos - table.cached[tier][lane]
-        for name, value in zip(COUNTS, (1, offer.length, accepted, refused, emitted)):
-            table.counts[tier][name][lane] += value
-        table.forwards[tier][lane] += 1
-        table.seconds[lane] += self.prices(tier, width) + self.overhead
-        self._first(tier, lane, width)
-        valid = pos + accepted
-        table.cached[tier][lane] = valid
-        for low in self.config.tiers:
-            if low < tier and low in table.cached:
-                # What a verifier replaced is no longer the text in the caches below it.
-                table.cached[low][lane] = np.minimum(table.cached[low][lane], valid)
-        if table.events is not None:
-            table.events.append(
-                Event(
-                    tier,
-                    lane,
-                    pos,
-                    width,
-                    offer.proposer,
-                    offer.length,
-                    offer.on_path,
-                    offer.token,
-                    offer.owner,
-                    off,
-                    accepted,
-                    refused,
-                    emitted,
-                )
-            )
-
-    def _first(self, tier: int, lane: np.ndarray, width: np.ndarray) -> None:
-        first = self.table.first[tier]
-        first[lane] = np.where(first[lane] == 0, width, first[lane])
 
     # --- small things
 
