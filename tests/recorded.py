@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.request import GenerationRequest
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel
 from tuning.recording import record, tier_infos
-from tuning.traces import Header, TraceSet
+from tuning.traces import DIVERGENCES, Header, TierInfo, Trace, TraceSet
 
 
 @dataclass
@@ -68,3 +70,49 @@ def repetitive(decoder_tiers: Sequence[Any], prompts: Sequence[Sequence[int]], n
             ]
         found.append(ids)
     return found
+
+
+def agreement(entropy: np.ndarray) -> np.ndarray:
+    """The law: a draft that is sure is right."""
+    return 0.95 * np.exp(-0.4 * entropy)
+
+
+def synthetic(traces: int, tiers: int = 2, n: int = 120, seed: int = 0) -> TraceSet:
+    """Traces whose lower tiers agree with the target by `agreement`; where they do not, the regret is exponential."""
+    rng = np.random.default_rng(seed)
+    header = Header(
+        tuple(TierInfo(f"tier{k}") for k in range(tiers)),
+        costs=CostModel({k: {1: 1.0 + 3 * k, 8: 2.0 + 3 * k} for k in range(tiers)}),
+    )
+    found = []
+    for index in range(traces):
+        entropy = rng.gamma(1.0, 1.2, (tiers, n)).astype(np.float32)
+        ids = rng.integers(5, 50, n).astype(np.int32)
+        top = np.where(rng.random((tiers, n)) < agreement(entropy), ids, 60 + rng.integers(0, 3, (tiers, n))).astype(
+            np.int32
+        )
+        top[-1] = ids
+        gaps = rng.exponential(0.8, (len(DIVERGENCES), len(header.pairs), n)).astype(np.float32)
+        for column, (low, high) in enumerate(header.pairs):
+            gaps[:, column][:, top[low] == top[high]] = 0.0
+        own = np.where(top == ids, 0.0, 1.0).astype(np.float32)
+        found.append(
+            Trace(
+                "",
+                str(index),
+                0,
+                n,
+                False,
+                np.array([1, 2], np.int32),
+                ids,
+                top,
+                -own,
+                own,
+                entropy,
+                gaps,
+                np.full((tiers, n), -1, np.int32),
+                np.zeros((0, 3), np.int32),
+                np.zeros((0, tiers), np.float32),
+            )
+        )
+    return TraceSet(header, found)

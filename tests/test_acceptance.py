@@ -6,58 +6,12 @@ import numpy as np
 import pytest
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.throughput import CostModel
+from recorded import agreement, synthetic
 from tuning.acceptance import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
 from tuning.replay import Replay
-from tuning.traces import DIVERGENCES, Header, TierInfo, Trace, TraceSet
+from tuning.traces import DIVERGENCES
 
 GAP = DIVERGENCES.index("logit_gap")
-
-
-def agreement(entropy: np.ndarray) -> np.ndarray:
-    """The law: a draft that is sure is right."""
-    return 0.95 * np.exp(-0.4 * entropy)
-
-
-def synthetic(traces: int, tiers: int = 2, n: int = 120, seed: int = 0) -> TraceSet:
-    """Traces whose lower tiers agree with the target by `agreement`; where they do not, the regret is exponential."""
-    rng = np.random.default_rng(seed)
-    header = Header(
-        tuple(TierInfo(f"tier{k}") for k in range(tiers)),
-        costs=CostModel({k: {1: 1.0 + 3 * k, 8: 2.0 + 3 * k} for k in range(tiers)}),
-    )
-    found = []
-    for index in range(traces):
-        entropy = rng.gamma(1.0, 1.2, (tiers, n)).astype(np.float32)
-        ids = rng.integers(5, 50, n).astype(np.int32)
-        top = np.where(rng.random((tiers, n)) < agreement(entropy), ids, 60 + rng.integers(0, 3, (tiers, n))).astype(
-            np.int32
-        )
-        top[-1] = ids
-        gaps = rng.exponential(0.8, (len(DIVERGENCES), len(header.pairs), n)).astype(np.float32)
-        for column, (low, high) in enumerate(header.pairs):
-            gaps[:, column][:, top[low] == top[high]] = 0.0
-        own = np.where(top == ids, 0.0, 1.0).astype(np.float32)
-        found.append(
-            Trace(
-                "",
-                str(index),
-                0,
-                n,
-                False,
-                np.array([1, 2], np.int32),
-                ids,
-                top,
-                -own,
-                own,
-                entropy,
-                gaps,
-                np.full((tiers, n), -1, np.int32),
-                np.zeros((0, 3), np.int32),
-                np.zeros((0, tiers), np.float32),
-            )
-        )
-    return TraceSet(header, found)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +73,8 @@ def test_outcomes_follow_the_rule_position_by_position() -> None:
 class Constant:
     """An estimate that is always the same."""
 
+    divergence = "logit_gap"
+
     def __init__(self, value: float) -> None:
         self.value = value
 
@@ -144,7 +100,7 @@ def test_mistakes_are_named(model) -> None:
     assert model_pairs(synthetic(1, tiers=3)) == [(0, 1), (0, 2), (1, 2)]
     with pytest.raises(ValueError, match="at least 4 traces, got 3"):
         AcceptanceModel.fit(synthetic(3))
-    with pytest.raises(ValueError, match="two tiers with models"):
+    with pytest.raises(ValueError, match="needs two tiers"):
         AcceptanceModel.fit(synthetic(5, tiers=1))
     with pytest.raises(ValueError, match="unknown divergence 'jss'; did you mean 'js'"):
         AcceptanceModel.fit(synthetic(5), "jss")

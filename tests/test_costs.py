@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recorded import synthetic
 from tuning.costs import FOLDER, cost_table_names, load_costs
 from tuning.replay import Replay
-from test_acceptance import synthetic
 
 from adaptive_pyramid.config import PyramidConfig
 

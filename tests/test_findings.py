@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from test_acceptance import synthetic  # noqa: E402
+from recorded import synthetic  # noqa: E402
 from tuning import findings, patterns  # noqa: E402
 from tuning.costs import load_costs  # noqa: E402
 from tuning.findings import grid, write_page  # noqa: E402

@@ -11,8 +11,7 @@ from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
-from recorded import Pool
-from test_acceptance import synthetic
+from recorded import Pool, synthetic
 from tiny import BOS, graded_family, tiny_model
 from tuning.prior import Prior
 from tuning.recording import record_answers

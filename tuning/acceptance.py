@@ -17,9 +17,12 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.isotonic import IsotonicRegression
 
+from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.errors import check_int, unknown_name
+from tuning.flat import compared_below_target
 from tuning.traces import DIVERGENCES, NOTHING, Trace, TraceSet
 
+# A lookup has no entropy: for it the verifier's stands in.
 FEATURES = ("tau", "proposer's entropy (nats)", "position in the answer", "tokens since the last refusal")
 # Denser where thresholds are set; 0 is the strict rule.
 _NATS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0)
@@ -32,7 +35,7 @@ TAUS = {
     "js": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
 }
 _CALIBRATION_SHARE = 1 / 3
-_FEWEST_TRACES = 4
+FEWEST_TRACES = 4
 _LEAF = 30  # positions per leaf, each of which counts once per tau
 
 
@@ -47,7 +50,7 @@ class ReliabilityBin:
 
 @dataclass
 class AcceptanceModel:
-    """P(the verifier accepts the proposer's token), for every pair of tiers with models.
+    """P(the verifier accepts the proposer's token), for every pair of tiers; of a lookup, the first token it proposes.
 
     Args:
         divergence: what is compared with tau. "logit_gap" is the `relaxed` rule in greedy decoding; the others are
@@ -72,22 +75,22 @@ class AcceptanceModel:
         """Learn from `traces`: trees from two thirds of them, calibration from the others.
 
         Raises:
-            ValueError: fewer than four traces, or no pair of tiers with models.
+            ValueError: fewer than four traces, or a single tier.
         """
-        if len(traces) < _FEWEST_TRACES:
-            raise ValueError(f"an acceptance model needs at least {_FEWEST_TRACES} traces, got {len(traces)}")
-        pairs = model_pairs(traces)
-        if not pairs:
-            raise ValueError("an acceptance model needs two tiers with models; these traces have one")
+        if len(traces) < FEWEST_TRACES:
+            raise ValueError(f"an acceptance model needs at least {FEWEST_TRACES} traces, got {len(traces)}")
+        if not traces.header.pairs:
+            raise ValueError("an acceptance model needs two tiers; these traces have one")
         model = cls(divergence, tuple(taus), seed)
         order = np.random.default_rng(seed).permutation(len(traces))
         held = max(1, round(_CALIBRATION_SHARE * len(traces)))
-        for pair in pairs:
+        for pair in traces.header.pairs:
             fitted, kept = (
                 outcomes(traces.select(indices=part), *pair, divergence, model.taus)
                 for part in (order[held:], order[:held])
             )
-            model._pairs[pair] = _Calibrated.fit(*fitted, *kept, leaf=_LEAF * len(model.taus), seed=seed)
+            if len(fitted[1]) and len(kept[1]):  # a lookup may find nothing anywhere
+                model._pairs[pair] = _Calibrated.fit(*fitted, *kept, leaf=_LEAF * len(model.taus), seed=seed)
         return model
 
     def predict(self, x: np.ndarray, proposer: int, verifier: int) -> np.ndarray:
@@ -99,12 +102,14 @@ class AcceptanceModel:
         return self._pairs[proposer, verifier](x)
 
     def probabilities(self, traces: TraceSet, proposer: int, verifier: int, tau: float) -> list[np.ndarray]:
-        """Per trace, float [N]: acceptance at each of its positions; NaN where a tier has no record."""
-        found = []
-        for trace in traces:
-            x, y = _rows(trace, traces.pair(proposer, verifier), proposer, verifier, self.divergence, tau)
-            found.append(np.where(np.isnan(y), np.nan, self.predict(x, proposer, verifier)))
-        return found
+        """Per trace, float [N]: acceptance at each of its positions; NaN where a tier has no record, or never had one."""
+        pair = traces.pair(proposer, verifier)
+        if (proposer, verifier) not in self._pairs:
+            return [np.full(len(trace), np.nan) for trace in traces]
+        rows = [_rows(trace, pair, proposer, verifier, self.divergence, tau) for trace in traces]
+        predicted = self.predict(np.concatenate([x for x, _ in rows]), proposer, verifier)
+        known = np.where(np.isnan(np.concatenate([y for _, y in rows])), np.nan, predicted)
+        return np.split(known, np.cumsum([len(trace) for trace in traces])[:-1])
 
     def reliability(self, traces: TraceSet, proposer: int, verifier: int, bins: int = 10) -> list[ReliabilityBin]:
         """Predicted against observed acceptance on `traces`, which the model should not have seen, in equal bins."""
@@ -151,6 +156,13 @@ class _Calibrated:
         return self.isotonic.predict(self._scores(self.trees, x))
 
 
+def fitting(traces: TraceSet, method: Method) -> AcceptanceModel | None:
+    """The model that `Replay(traces, method=method)` takes; None where there is too little to learn it from."""
+    if len(traces) < FEWEST_TRACES or not traces.header.pairs:
+        return None
+    return AcceptanceModel.fit(traces, compared_below_target(method) or "logit_gap")
+
+
 def model_pairs(traces: TraceSet) -> list[tuple[int, int]]:
     """(proposer, verifier) for all pairs of tiers with models."""
     return [pair for pair in traces.header.pairs if pair[0] in traces.header.models]
@@ -176,10 +188,11 @@ def _rows(
         float
     )
     accepted[(low == NOTHING) | (high == NOTHING)] = np.nan
+    entropy = trace.entropy[verifier if np.isnan(trace.entropy[proposer]).all() else proposer]
     here = np.arange(len(trace))
     last = np.maximum.accumulate(np.where(accepted == 1, -1, here))  # the latest refusal up to and including here
     since = here - np.r_[-1, last[:-1]] - 1
-    return np.column_stack([np.full(len(trace), tau), trace.entropy[proposer], here, since]), accepted
+    return np.column_stack([np.full(len(trace), tau), entropy, here, since]), accepted
 
 
 def calibration_error(bins: Sequence[ReliabilityBin]) -> float:

@@ -98,6 +98,26 @@ class BlockTable:
     cached: dict[int, np.ndarray]
     events: list[Event] | None = None
 
+    @classmethod
+    def empty(cls, starts: np.ndarray, models: Sequence[int], details: bool = False) -> BlockTable:
+        """Nothing counted yet, in blocks that begin with every cache up to date. models: tiers of the route with one."""
+
+        def zeros() -> np.ndarray:
+            return np.zeros(len(starts), np.int64)
+
+        return cls(
+            starts,
+            tokens=zeros(),
+            seconds=np.zeros(len(starts)),
+            forwards={tier: zeros() for tier in models},
+            counts={tier: {name: zeros() for name in COUNTS} for tier in models},
+            estimated=np.zeros(len(starts), bool),
+            unseen=zeros(),
+            first={tier: zeros() for tier in models},
+            cached={tier: starts - 1 for tier in models},
+            events=[] if details else None,
+        )
+
 
 class Books:
     """Enters the forwards of one route into a table. `lane` arrays index its rows and are free of repeats; `pos` are slots.

@@ -17,7 +17,7 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig, Route, StageConfig
 from adaptive_pyramid.decoding.method import Method
-from tuning.block_table import COUNTS, BlockTable, Books, Offer, Prices
+from tuning.block_table import BlockTable, Books, Offer, Prices
 from tuning.flat import FAR, FlatTraces
 from tuning.traces import Header
 
@@ -29,50 +29,48 @@ def block_table(
     prices: Prices,
     overhead: float = 0.0,
     details: bool = False,
+    starts: np.ndarray | None = None,
 ) -> BlockTable:
     """Every block that `config` can run on these traces.
 
     Args:
         overhead: seconds per verification outside the models. details: keep the events of every block.
+        starts: of these blocks alone (default: one block from every token).
 
     Raises:
         ValueError: a config for another number of tiers, or a lookup above the bottom of its route.
     """
     _check(config, flat.header)
-    starts = flat.positions
-    models = flat.header.models
-    table = BlockTable(
-        starts,
-        *(np.zeros(len(starts), kind) for kind in (np.int64, np.float64)),
-        forwards={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
-        counts={
-            tier: {name: np.zeros(len(starts), np.int64) for name in COUNTS} for tier in config.tiers if tier in models
-        },
-        estimated=np.zeros(len(starts), bool),
-        unseen=np.zeros(len(starts), np.int64),
-        first={tier: np.zeros(len(starts), np.int64) for tier in config.tiers if tier in models},
-        cached={tier: starts - 1 for tier in config.tiers if tier in models},
-        events=[] if details else None,
-    )
+    starts = flat.positions if starts is None else starts
+    table = BlockTable.empty(starts, [tier for tier in config.tiers if tier in flat.header.models], details)
     for route, lanes in _routes(flat, config, starts):
-        _Blocks(flat, config.with_route(route), method, prices, overhead, table).run(lanes)
+        own = config.with_route(route)
+        _Blocks(flat, own, method, table, Books(table, own.tiers, prices, overhead)).run(lanes)
     return table
 
 
+def block_tokens(flat: FlatTraces, config: PyramidConfig, method: Method) -> np.ndarray:
+    """int [positions]: tokens of the block that starts at each position; nothing else, so in a fraction of the time.
+
+    They depend on nothing that happens off the recorded text.
+    """
+    _check(config, flat.header)
+    table = BlockTable.empty(flat.positions, [tier for tier in config.tiers if tier in flat.header.models])
+    for route, lanes in _routes(flat, config, flat.positions):
+        _Blocks(flat, config.with_route(route), method, table, None).run(lanes)
+    return table.tokens
+
+
 class _Blocks:
-    """One route. `lane` arrays index rows of the table and are free of repeats; `pos` are slots."""
+    """One route. `lane` arrays index rows of the table and are free of repeats; `pos` are slots.
+
+    books: None = nothing is counted, and nothing is followed off the recorded text.
+    """
 
     def __init__(
-        self,
-        flat: FlatTraces,
-        config: PyramidConfig,
-        method: Method,
-        prices: Prices,
-        overhead: float,
-        table: BlockTable,
+        self, flat: FlatTraces, config: PyramidConfig, method: Method, table: BlockTable, books: Books | None
     ) -> None:
-        self.flat, self.config, self.table = flat, config, table
-        self.books = Books(table, config.tiers, prices, overhead)
+        self.flat, self.config, self.table, self.books = flat, config, table, books
         self.method = method
         self.route = config.route
         self.target = config.target
@@ -132,7 +130,8 @@ class _Blocks:
             np.full(len(lane), tier),
             np.where(length > 0, tier, -1),
         )
-        self.books.draft(tier, lane, pos, offer)
+        if self.books is not None:
+            self.books.draft(tier, lane, pos, offer)
         return offer
 
     def _rounds(
@@ -154,7 +153,7 @@ class _Blocks:
                 done |= flat.over(tier, stop)[here] < here + out.length
             left = out.length > out.on_path
             off = live[left & ~done]
-            if len(off):
+            if len(off) and self.books is not None:
                 self.table.estimated[lane[off]] = True
                 had = total.length[off]
                 total.length[off] += self._off_rounds(
@@ -198,7 +197,8 @@ class _Blocks:
             accepted[behind] += np.minimum(more, offer.length[behind] - accepted[behind])
             refused[behind] = accepted[behind] < offer.length[behind]
         emitted = accepted + ~(ended | ends_off)
-        self.books.round(tier, lane, pos, offer, accepted, refused, emitted)
+        if self.books is not None:
+            self.books.round(tier, lane, pos, offer, accepted, refused, emitted)
         out = Offer(
             emitted,
             kept + (own_on & ~passes & ~ended),
@@ -323,6 +323,9 @@ def _routes(flat: FlatTraces, config: PyramidConfig, starts: np.ndarray) -> Iter
     """The route without the tiers that cannot read the text any more, and the rows it holds for."""
     below = [tier for tier in config.tiers[:-1] if tier in flat.header.models]
     lost = np.array([flat.room(tier, starts) < 0 for tier in below], bool).reshape(len(below), len(starts))
+    if not lost.any():
+        yield config.route, np.arange(len(starts))
+        return
     kinds, kind = np.unique(lost, axis=1, return_inverse=True)
     for column in range(kinds.shape[1]):
         gone = {tier for tier, is_lost in zip(below, kinds[:, column]) if is_lost}

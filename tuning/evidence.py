@@ -181,7 +181,7 @@ class Evidence:
 
     def _replay(self, method: Method) -> Replay:
         if method not in self._replays:
-            self._replays[method] = Replay(self.prior.traces, self.costs, method, self.prior.overhead)
+            self._replays[method] = self.prior.replay if method == self.method else self.prior.replay_of(method)
         return self._replays[method]
 
     def ratio(self, config: PyramidConfig, method: Method | None = None) -> float:

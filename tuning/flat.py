@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.errors import unknown_name
 from tuning.copying import Copies
 from tuning.traces import DIVERGENCES, NOTHING, TraceSet
@@ -22,7 +23,9 @@ _PAST_END = -3  # the "id" of an empty slot
 
 
 class AcceptanceEstimate(Protocol):
-    """What replay asks where the recorded text ends: see `tuning.acceptance`."""
+    """What replay asks where the recorded text ends: see `tuning.acceptance`. divergence: what it compares with tau."""
+
+    divergence: str
 
     def probabilities(self, traces: TraceSet, proposer: int, verifier: int, tau: float) -> list[np.ndarray]:
         """Per trace, float [N]: how likely the verifier accepts the proposer's token at each position."""
@@ -298,11 +301,11 @@ class FlatTraces:
 
     def _off_rate(self, proposer: int, verifier: int, tau: float, rule: str) -> np.ndarray:
         """float [S]: probability of acceptance off the recorded text."""
-        if self.acceptance is not None and self.header.tiers[proposer].lookup is None:
-            rows = self.acceptance.probabilities(self.traces, proposer, verifier, tau)
+        if self.acceptance is not None:
             flat = np.full(self.size, np.nan)
-            flat[self.positions] = np.concatenate(rows)
-            return np.where(np.isnan(flat), self._spread(flat), flat)
+            flat[self.positions] = np.concatenate(self.acceptance.probabilities(self.traces, proposer, verifier, tau))
+            if not np.isnan(flat).all():
+                return np.where(np.isnan(flat), self._spread(flat), flat)
         if self.header.tiers[proposer].lookup is not None:
             return self._spread(self._copy_outcomes(proposer, verifier))
         return self._spread(self.agreement(proposer, verifier, rule, tau))
@@ -346,6 +349,11 @@ class FlatTraces:
             for trace in self.traces
         ]
         return np.concatenate(draws)
+
+
+def compared_below_target(method: Method) -> str | None:
+    """The recorded divergence that a method's lower stages compare with tau in greedy decoding; None where they have none."""
+    return {"relaxed": "logit_gap", "fuzzy": method.divergence}.get(method.lower)
 
 
 def next_true(mask: np.ndarray) -> np.ndarray:

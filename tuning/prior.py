@@ -16,6 +16,7 @@ from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel, ThroughputModel
 
+from tuning.acceptance import fitting
 from tuning.replay import Replay
 from tuning.traces import TraceSet
 
@@ -44,7 +45,11 @@ class Prior:
     _alone: float = field(default=0.0, repr=False)   # tokens/s of target-only decoding, once it was needed
 
     def __post_init__(self) -> None:
-        self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
+        self.replay = self.replay_of(self.method)
+
+    def replay_of(self, method: Method) -> Replay:
+        """The traces under another method; what they only estimate, an acceptance model learned from them says."""
+        return Replay(self.traces, self.costs, method, self.overhead, acceptance=fitting(self.traces, method))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], method: Method) -> Prior:

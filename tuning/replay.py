@@ -21,9 +21,9 @@ from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.errors import check_number
 from adaptive_pyramid.throughput import Acceptance, CostModel
 from tuning.block_table import COUNTS, BlockTable, Prices
-from tuning.blocks import block_table, compares_copies
+from tuning.blocks import block_table, block_tokens, compares_copies
 from tuning.costs import CostTable
-from tuning.flat import FAR, AcceptanceEstimate, FlatTraces, next_true
+from tuning.flat import FAR, AcceptanceEstimate, FlatTraces, compared_below_target, next_true
 from tuning.plant import ReplayPlant
 from tuning.retelling import drifted, sampled
 from tuning.traces import TraceSet
@@ -107,7 +107,7 @@ class Replay:
             those off the recorded text. acceptance: probabilities off the recorded text (default: means).
 
     Raises:
-        ValueError: no traces, no costs, or a tier without any.
+        ValueError: no traces, no costs, or a tier without any; an acceptance model of another rule than the method's.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class Replay:
         self.costs, self.costs_label = _costs(costs, traces)
         widest = max(len(trace.prompt) + trace.max_new_tokens for trace in traces) + _WIDEST_BLOCK
         self.prices = Prices(self.costs, self.header, widest)
+        _check_acceptance(acceptance, self.method, do_sample)
         divergence = self.method.divergence if "fuzzy" in (self.method.lower, self.method.top) else "js"
         self.flat = FlatTraces(traces, divergence, seed, acceptance)
         if do_sample:
@@ -164,11 +165,11 @@ class Replay:
     def play(self, config: PyramidConfig) -> ReplayResult:
         """`config` over all traces, from their first token to their last."""
         flat, drift = drifted(self.flat, config, self.method)
-        table = block_table(flat, config, self.method, self.prices, self.overhead)
-        rows = self._chain(table.tokens)
-        trace = flat.trace[table.starts[rows]]
-        late, prefill = self._catching_up(table, rows, trace)
-        seconds = table.seconds[rows] + late + prefill
+        starts = flat.positions[self._chain(block_tokens(flat, config, self.method))]
+        table = block_table(flat, config, self.method, self.prices, self.overhead, starts=starts)
+        trace = flat.trace[starts]
+        late, prefill = self._catching_up(table, trace)
+        seconds = table.seconds + late + prefill
         by_trace = {
             "tokens": self._counts,
             "blocks": np.bincount(trace, minlength=len(self.traces)),
@@ -177,26 +178,26 @@ class Replay:
             "prefill_seconds": np.bincount(trace, prefill, len(self.traces)),
         }
         lossless = self.method.lossless and not self.do_sample
-        exact = lossless and not bool(table.estimated[rows].any())
+        exact = lossless and not bool(table.estimated.any())
         # The last token of a block is the target's own; of the others, those that only tau let pass drift.
-        own = table.starts[rows] + table.tokens[rows] - 1
+        own = starts + table.tokens - 1
         return ReplayResult(
             config,
             tokens=int(self._counts.sum()),
-            blocks=len(rows),
-            forwards={tier: int(passes[rows].sum()) for tier, passes in table.forwards.items()},
+            blocks=len(starts),
+            forwards={tier: int(passes.sum()) for tier, passes in table.forwards.items()},
             stages={
-                tier: StageCounts(**{name: int(counts[name][rows].sum()) for name in COUNTS})
+                tier: StageCounts(**{name: int(counts[name].sum()) for name in COUNTS})
                 for tier, counts in table.counts.items()
-                if len(rows) and counts["rounds"][rows].any()
+                if counts["rounds"].any()
             },
             seconds=float(seconds.sum()),
             prefill_seconds=float(prefill.sum()),
             ar_seconds=float(self._ar.sum()),
             drift=float(drift[flat.positions].sum() - drift[own].sum()),
             exact=exact,
-            unseen_passes=int(table.unseen[rows].sum()) if self.header.eos else 0,
-            labels=self._labels(config, table, rows, exact),
+            unseen_passes=int(table.unseen.sum()) if self.header.eos else 0,
+            labels=self._labels(config, table, exact),
             by_trace=by_trace,
         )
 
@@ -259,30 +260,29 @@ class Replay:
                 row += steps[row]
         return np.array(rows, np.int64)
 
-    def _catching_up(self, table: BlockTable, rows: np.ndarray, trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _catching_up(self, table: BlockTable, trace: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds that each block's first forwards cost more where caches lag: (behind new text, behind the prompt)."""
-        late_seconds, prefill_seconds = np.zeros(len(rows)), np.zeros(len(rows))
-        start = table.starts[rows] - self.flat.first[trace]
+        late_seconds, prefill_seconds = np.zeros(len(trace)), np.zeros(len(trace))
+        start = table.starts - self.flat.first[trace]
         is_first = np.r_[True, trace[1:] != trace[:-1]]
         for tier, first in table.first.items():
-            used = first[rows] > 0
+            used = first > 0
             nothing = -self.flat.prompt[trace]
             # How far each cache reached after the last block that used it. Reach only grows, so a running maximum
             # carries it over blocks that did not; traces are kept apart by an offset.
             apart = trace << 40
-            reach = apart + np.where(used, table.cached[tier][rows] - self.flat.first[trace], nothing)
+            reach = apart + np.where(used, table.cached[tier] - self.flat.first[trace], nothing)
             before = np.maximum.accumulate(np.r_[-FAR, reach[:-1]])
             before = np.where(is_first, nothing, np.maximum(before - apart, nothing))
             lag = np.where(used, start - 1 - before, 0)
             text_lag = np.minimum(lag, start)
-            width = first[rows]
-            plain, caught_up = self.prices(tier, width), self.prices(tier, width + text_lag)
+            plain, caught_up = self.prices(tier, first), self.prices(tier, first + text_lag)
             late_seconds += np.where(used, caught_up - plain, 0.0)
             if self.prefill:
-                prefill_seconds += np.where(used, self.prices(tier, width + lag) - caught_up, 0.0)
+                prefill_seconds += np.where(used, self.prices(tier, first + lag) - caught_up, 0.0)
         return late_seconds, prefill_seconds
 
-    def _labels(self, config: PyramidConfig, table: BlockTable, rows: np.ndarray, exact: bool) -> tuple[str, ...]:
+    def _labels(self, config: PyramidConfig, table: BlockTable, exact: bool) -> tuple[str, ...]:
         labels = [f"modelled time: {self.costs_label}"]
         if self.do_sample:
             labels.append(
@@ -293,9 +293,10 @@ class Replay:
         elif compares_copies(config, self.method, self.header):
             labels.append("estimated: a fuzzy stage above a lookup, whose distances are recorded in part")
         elif not exact:
+            source = "mean acceptance rates" if self.flat.acceptance is None else "an acceptance model"
             labels.append(
-                "tokens and target passes exact; passes of lower tiers estimated in "
-                f"{table.estimated[rows].mean():.0%} of the blocks, where a mid tier left the target's text"
+                f"tokens and target passes exact; passes of lower tiers estimated, from {source}, in "
+                f"{table.estimated.mean():.0%} of the blocks, where a mid tier left the target's text"
             )
         return tuple(labels)
 
@@ -309,6 +310,19 @@ def replay(
 ) -> ReplayResult:
     """One config over a trace set; for many configs, make one `Replay` and `play` them. Keywords as in `Replay`."""
     return Replay(traces, costs, method, **keywords).play(config)
+
+
+def _check_acceptance(acceptance: AcceptanceEstimate | None, method: Method, do_sample: bool) -> None:
+    if acceptance is None:
+        return
+    if do_sample:
+        raise ValueError("an acceptance model describes greedy decoding; expected acceptance=None with do_sample=True")
+    compared = compared_below_target(method)
+    if compared is not None and acceptance.divergence != compared:
+        raise ValueError(
+            f"the acceptance model compares {acceptance.divergence!r} with tau, stages of method {method.name!r} below "
+            f"the target compare {compared!r}: fit one with divergence={compared!r}"
+        )
 
 
 def _costs(costs: CostModel | CostTable | None, traces: TraceSet) -> tuple[CostModel, str]:
