@@ -25,8 +25,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 from recorded import synthetic  # noqa: E402  (the traces that the tests use)
 
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from adaptive_pyramid.control.pool import Pool  # noqa: E402
 from tuning.copying import Copies  # noqa: E402
+from tuning.findings import grid  # noqa: E402
 from tuning.replay import Replay  # noqa: E402
 from tuning.traces import TraceSet  # noqa: E402
 
@@ -47,16 +47,15 @@ def with_lookup(traces: TraceSet) -> TraceSet:
 
 
 def some_configs(traces: TraceSet, n: int) -> list[PyramidConfig]:
-    """n different configs, drawn from all routes, lengths of 1 to 24 and three taus below the target."""
-    header = traces.header
-    routes = Pool(len(header.tiers), header.models, header.costs, measured=True).routes()
-    rng, found = np.random.default_rng(0), {}
-    for route in itertools.cycle(route for route in routes if len(route) > 1):
-        lengths = rng.integers(1, 25, header.target).tolist()
-        taus = [*rng.choice([0.0, 0.1, 0.3], header.target - 1).tolist(), 0.0]
-        found[PyramidConfig.simple(lengths, taus, route).normalized()] = None
-        if len(found) == n:
-            return list(found)
+    """n configs of the grid of `tuning.findings`, each with five taus at every tier below the target; drawn evenly."""
+    found = {}
+    for config in grid(traces):
+        for taus in itertools.product((0.0, 0.03, 0.1, 0.3, 1.0), repeat=traces.header.target - 1):
+            for tier, tau in enumerate(taus, start=1):
+                config = config.with_stage(tier, tau=tau)
+            found[config.normalized()] = None
+    drawn = np.linspace(0, len(found) - 1, n).astype(int)
+    return [list(found)[i] for i in drawn]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

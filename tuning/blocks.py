@@ -256,10 +256,9 @@ class _Blocks:
             offer.length[open_] = length
             offer.proposer[open_] = np.where(length > 0, tier, -1)
             if tier in self.table.forwards:
-                zero = np.zeros(len(open_), np.int64)
-                self.books.draft(
-                    tier, lane[open_], here, Offer(length, zero, zero - 1, zero - 1, offer.proposer[open_]), off=True
-                )
+                drafted = Offer.none(len(open_))
+                drafted.length, drafted.proposer = length, offer.proposer[open_]
+                self.books.draft(tier, lane[open_], here, drafted, off=True)
             open_ = open_[length == 0]
         return offer
 
