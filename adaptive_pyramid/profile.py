@@ -145,6 +145,10 @@ class Profile:
             raise ValueError(unknown_name("shipped profile", wanted, names or ["none"]))
         return cls.load(names[wanted])
 
+    def describes(self, method: str, config: PyramidConfig, do_sample: bool, drift_budget: float | None) -> bool:
+        """Whether decoding like this is what was measured."""
+        return (method, config, do_sample, drift_budget or None) == (self.method, self.config, self.do_sample, self.drift_budget or None)
+
     def warn_differences(self, actual: Mapping[str, Any]) -> list[str]:
         """Warn (UserWarning) of what differs between where this was measured and `actual`; returns the sentences.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from .config import PyramidConfig
 from .control.controller import Controller
 from .control.defaults import Pool, default_config, make_controller
+from .control.experience import Experience
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
 from .errors import check_int
@@ -65,7 +67,7 @@ class AdaptivePyramid:
         resolve(self.method, drift_budget=self.drift_budget)
         self.control = control
         self._controllers: dict[str, Controller] = {}
-        self._saved_state: dict[str, Any] = {}
+        self._saved_state: dict[str, Any] = dict(self.profile.control) if self.profile is not None else {}
         self._lock = threading.RLock()
 
     @classmethod
@@ -254,19 +256,32 @@ class AdaptivePyramid:
         route = method.route(config)
         if control == "fixed" or (control == "auto" and route is not None):
             return make_controller("fixed", route, config, self.pool())
-        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}" + (f"/{budget:g}" if budget else "")
+        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}/{config.label}" + (f"/{budget:g}" if budget else "")
         if key not in self._controllers:
-            controller = make_controller(control, route, config, self.pool(), drift_budget=budget)
+            tuned = self.profile is not None and self.profile.describes(method.name, config, do_sample, budget)
+            pool = self.pool(_experience(self.profile) if tuned else None)
+            controller = make_controller(control, route, config, pool, drift_budget=budget, lossless=method.lossless)
             if key in self._saved_state:
-                controller.load_state_dict(self._saved_state[key])
+                try:
+                    controller.load_state_dict(self._saved_state[key])
+                except ValueError as error:
+                    warnings.warn(f"control starts without what was saved for {key}: {error}", stacklevel=4)
             self._controllers[key] = controller
         return self._controllers[key]
 
-    def pool(self) -> Pool:
-        """What control may know of the tiers: which have models, and what forwards cost."""
+    def pool(self, experience: Experience | None = None) -> Pool:
+        """What control may know of the tiers: which have models, what forwards cost, and what tuning has seen."""
         weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
-        return Pool.of(len(self.decoder.tiers), weights, costs)
+        return Pool.of(len(self.decoder.tiers), weights, costs, experience)
+
+
+def _experience(profile: Profile) -> Experience:
+    """What control can start from: the config's acceptance, and the seconds of target-only decoding it was compared with."""
+    seen = profile.measured
+    tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
+    alone = seen["tokens_per_second"] / seen["speed_ratio"] if seen.get("speed_ratio") and seen.get("tokens_per_second") else 0.0
+    return Experience(profile.config, seen.get("acceptance", {}), seen.get("acceptance_length", {}), tokens / alone if alone else 0.0)
 
 
 def _name(tier: Any) -> str:

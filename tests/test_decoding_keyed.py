@@ -84,7 +84,7 @@ def test_neither_draft_nor_control_nor_history_changes_a_seeded_text():
 
 @pytest.mark.parametrize("processing", [
     {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 20, "eos_token_id": list(range(40, 50))}, {"bad_words_ids": [*([i] for i in range(4, 20)), [30, 31], [10, 11]]},
-    {"typical_p": 0.8}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.05}, {"min_p": 0.1}, {"suppress_tokens": [4, 5, 6]},
+    {"typical_p": 0.8}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.05}, {"min_p": 0.1}, {"suppress_tokens": list(range(4, 40))},
     {"begin_suppress_tokens": list(range(20, 64))}, {"sequence_bias": [[[8], 2.0], [[10, 11], -3.0]]},
     {"exponential_decay_length_penalty": (5, 1.5)}, {"encoder_repetition_penalty": 1.5}, {"forced_eos_token_id": EOS},
     {"renormalize_logits": True, "temperature": 1.3}, {"encoder_no_repeat_ngram_size": 1}, {"top_h": 0.6},

@@ -134,7 +134,7 @@ def test_padded_vocabularies(arch, vocabularies, sampling):
         out = pyramid.generate(PROMPT, seed=seed, **settings)
         assert out.ids == reference_ids(tiers[-1], PROMPT, seed, **settings)
         accepted += sum(stage.accepted for stage in out.stats.stages)
-    assert accepted > 5
+    assert accepted > 2
 
 
 def test_an_id_that_a_tier_cannot_embed_removes_it_from_the_route():

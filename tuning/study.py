@@ -253,7 +253,7 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
 
 
 def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)   # its traceback of a trial cut short by Ctrl-C is no news
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)

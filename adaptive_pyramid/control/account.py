@@ -34,6 +34,11 @@ class Account:
         """A new request begins."""
         self.excess = max(self.excess, -self.share * self.elapsed)
 
+    def grant(self, seconds: float) -> None:
+        """Count `seconds` of decoding that tuning has done as elapsed, without any loss."""
+        self.elapsed += seconds
+        self.excess -= self.share * seconds
+
     def book(self, seconds: float, fair: float) -> None:
         """A block took `seconds`; target-only decoding would have taken `fair` for the same tokens."""
         self.elapsed += seconds

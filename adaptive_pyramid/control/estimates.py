@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from ..config import PyramidConfig
 from ..stats import BlockStats, Verification, nanmean
+from ..throughput import Acceptance
 from .arms import LOOKUP, MODEL_PAIR
 from .change import PageHinkley
 from .forecast import Forecast, Pair, Rates, pairs_of
@@ -36,7 +37,8 @@ _NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier p
 _MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
 _HIT_WEIGHT = 5.0                  # requests to a lookup that its overall hit rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
-_CURIOSITY = 1.0                   # standard deviations more for a pair never seen
+_CURIOSITY = 2.0                   # how many times more is hoped of a pair never seen
+_TUNED_WEIGHT = 60.0               # what tuning has seen: less than a study, since this text is another one
 _CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
 
 
@@ -84,6 +86,20 @@ class Estimates:
         self.changes = 0
 
     # ------------------------------------------------------------------ learning
+
+    def assume(self, config: PyramidConfig, acceptance: Mapping[tuple[int, int], Acceptance]) -> None:
+        """Begin with what tuning has seen of `config`, worth `_TUNED_WEIGHT` tested positions or requests per pair."""
+        for depth in range(1, len(config.route)):
+            for i, pair in enumerate(self.pairs):
+                if pair._replace(owner=-1) not in pairs_of(config, depth) or pair[:2] not in acceptance:
+                    continue
+                known, length = acceptance[pair[:2]], config.stage(pair.verifier).length
+                reached = _buckets(known.rate**position for position in range(length))
+                tested = _TUNED_WEIGHT * reached / reached.sum()
+                self.tested[i] += tested
+                self.accepted[i] += known.rate * tested
+                if self._lookup_tiers[pair.proposer]:
+                    self.asked[:, pair.proposer] += _TUNED_WEIGHT / _MOODS * np.array([[known.hit], [1.0]])
 
     def start(self) -> None:
         """Another text begins: its mood is unknown and its drift bucket empty."""
@@ -213,7 +229,7 @@ class Estimates:
     def rates(self, optimism: float) -> Rates:
         """Opinions for every mood: the mean at rows 2 * mood, some standard deviations above it at 2 * mood + 1.
 
-        Some: `optimism`, and up to `_CURIOSITY` more for what was hardly ever seen.
+        Some: `optimism`, and up to twice that more for what was hardly ever seen.
         """
         total = self.counts[:, : 2 * _N_BUCKETS].reshape(-1, 2, _N_BUCKETS).sum(axis=2)
         known = total[:, 1]
@@ -236,7 +252,7 @@ class Estimates:
         opinions = np.empty((moods, 2, *mean.shape[1:]))
         opinions[:, 0] = mean
         # Of what was hardly ever seen, more is hoped: a look costs little, and may pay for the rest of the text.
-        hope = optimism + _CURIOSITY / (1 + known / 4)
+        hope = optimism * (1 + _CURIOSITY / (1 + known / 4))
         opinions[:, 1] = mean + (hope * deviation)[:, None]
         opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
         if moods == 1:
@@ -317,13 +333,18 @@ def _bucket(position: int) -> int:
     return bisect_left(_BUCKETS, position + 1)
 
 
+def _buckets(by_position: Iterable[float]) -> np.ndarray:
+    """Sums per bucket."""
+    sums = np.zeros(_N_BUCKETS)
+    for position, value in enumerate(by_position):
+        sums[_bucket(position)] += value
+    return sums
+
+
 @cache
 def _by_bucket(m: int) -> tuple[float, ...]:
     """Of the first m positions of a proposal, how many fall into each bucket."""
-    counts = [0.0] * _N_BUCKETS
-    for position in range(m):
-        counts[_bucket(position)] += 1
-    return tuple(counts)
+    return tuple(_buckets([1.0] * m).tolist())
 
 
 def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool, balance: float,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..config import PyramidConfig, Route, route_label
+from ..errors import check_keys
 from ..stats import BlockStats, Decision
 from .account import Account
 from .arms import shortened
@@ -13,6 +14,7 @@ from .controller import RequestInfo
 from .meter import Meter
 from .pool import Pool
 
+_STATE = ("name", "arms", "meter", "account", "caps", "learned")
 LADDER = (1, 2, 4, 8, 16)   # a route that has climbed beyond the last is trusted with any length
 
 
@@ -51,6 +53,10 @@ class GuardedController:
         first = {arm.route: i for i, arm in reversed(list(enumerate(self.arms)))}
         self._probes = {route: self._versions[first[route]][1] for route in self._routes}
         self._caps: dict[Route, int] = {}
+        if pool.experience is not None:
+            # Tuning has paid for finding out: its route needs no ladder, and its seconds are credit to start with.
+            self._caps[pool.experience.config.route] = 2 * LADDER[-1]
+            self.account.grant(pool.experience.seconds)
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}   # of this request
         self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
@@ -141,6 +147,7 @@ class GuardedController:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("name") != self.name:
             raise ValueError(f"this state belongs to controller {state.get('name')!r}; expected {self.name!r}")
+        check_keys(f"state of {self.name!r}", state, _STATE, required=_STATE)
         if [PyramidConfig.from_dict(arm) for arm in state["arms"]] != self.arms:
             raise ValueError(f"this state of {self.name!r} belongs to other arms: it was saved with another family, route, "
                              "starting config or drift budget")

@@ -18,6 +18,7 @@ from .pool import Pool
 
 _RESIDUAL_WEIGHT = 30.0   # blocks of an arm before its own residuals count as much as the formula
 _RESIDUAL_KEEP = 0.98
+_TRUST = 0.9              # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
 _REPLAN = 4               # blocks a forecast is good for, once there have been `_YOUNG` of them
 _YOUNG = 16
 
@@ -51,6 +52,8 @@ class PlannerController(GuardedController):
         self._row = {config: row for row, config in reversed(list(enumerate(configs)))}
         self.forecast = Forecast(configs, None if counterfactual else owners)
         self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
+        if pool.experience is not None:
+            self.estimates.assume(pool.experience.config, pool.experience.pairs(pool.model_tiers))
         self._residual = np.zeros((2, 2, len(configs)))   # (tokens, seconds) x (measured, predicted), sums per config
         self._seen = 0      # blocks learned from; planned: of these, when the forecast was made
         self._predict()
@@ -77,11 +80,13 @@ class PlannerController(GuardedController):
             self._predict()
         entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
         self._ranked = self._per_token[self.estimates.mood][:, : len(self.arms)] + entry   # [mean or hoped for, arm]
-        return self._ranked[1].argsort(kind="stable").tolist()
+        return (self._ranked[1] * self._trust).argsort(kind="stable").tolist()
 
     def _reason(self, arm: int) -> str:
         expected, hoped = self._ranked[:, arm]
         best = int(self._ranked[0].argmin())
+        if arm != best and self.arms[arm] == self._tuned:
+            return f"tuned: {1 / expected:.1f} tokens/s expected"
         if arm == best:
             alone = "" if self.fallback is None else f", target alone {1 / self._ranked[0, self.fallback]:.1f}"
             return f"fastest: {1 / expected:.1f} tokens/s expected{alone}"
@@ -98,7 +103,10 @@ class PlannerController(GuardedController):
 
     def _predict(self) -> None:
         """The formula for every mood, corrected by what it missed of each config so far."""
-        rates = self.estimates.rates(self.optimism)
+        # Tuning has explored for this text, as long as it is the kind of text that tuning has seen.
+        self._tuned = self.pool.experience.config if self.pool.experience and not self.estimates.changes else None
+        rates = self.estimates.rates(self.optimism if self._tuned is None else 0.0)
+        self._trust = np.array([_TRUST if arm == self._tuned else 1.0 for arm in self.arms])
         costs = self.forecast.costs(self.meter.costs, self.meter.per_verification, self.meter.per_draft)
         n = len(self._row)
         both = np.stack(self.forecast.evaluate(rates, costs)).reshape(2, -1, 2, n)   # tokens or seconds, mood, opinion

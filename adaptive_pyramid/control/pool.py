@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config import Route, all_routes
 from ..throughput import CostModel
+from .experience import Experience
 
 
 @dataclass(frozen=True)
@@ -16,15 +17,17 @@ class Pool:
     Args:
         n_tiers: how many. model_tiers: those with a model of their own (the others only stand at the bottom of routes).
         costs: forward times. measured: False while they are only proportional to the bytes a forward reads.
+        experience: what tuning has seen of the config to start from, if it was tuned for this way of decoding.
     """
 
     n_tiers: int
     model_tiers: tuple[int, ...]
     costs: CostModel
     measured: bool
+    experience: Experience | None = None
 
     @classmethod
-    def of(cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None) -> Pool:
+    def of(cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None, experience: Experience | None = None) -> Pool:
         """A pool from each model tier's weight bytes and, if known, measured costs.
 
         Without measurements c_k(m) starts as bytes read per forward, m of up to 64 adding half: decoding one request is
@@ -35,7 +38,7 @@ class Pool:
             nominal_bandwidth = 20e9
             costs = CostModel({tier: {width: size / nominal_bandwidth * (1 + width / 128) for width in (1, 8, 64)}
                                for tier, size in weights.items()})
-        return cls(n_tiers, tuple(sorted(weights)), costs, measured)
+        return cls(n_tiers, tuple(sorted(weights)), costs, measured, experience)
 
     def routes(self) -> list[Route]:
         """Every chain this pool can run: model-less tiers only at the bottom; then fall-through bottoms."""

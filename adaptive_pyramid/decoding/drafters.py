@@ -26,7 +26,7 @@ class ModelDrafter:
         if n < 1:
             return None
         tokens = Tokens(device=self.scorer.device)
-        laws, raw, entropies = [], [], []
+        laws, raw = [], []
         reads_host = self.scorer.device.type == "cpu" or stop is not None
         for i in range(n):
             logits = self.scorer.logits(run.sequence, tokens, last=1)
@@ -39,15 +39,15 @@ class ModelDrafter:
                 token = best(scores)
             tokens.append(token)
             raw.append(logits)
-            entropies.append(entropy(logits))
             # Stopping may depend on a drawn token only because that token is kept: dropping it would bias the output.
-            if reads_host and (int(token) in run.eos or (stop is not None and float(entropies[-1]) > stop)):
+            if reads_host and (int(token) in run.eos or (stop is not None and float(entropy(logits)) > stop)):
                 break
+        drafted = torch.cat(raw)
         return Proposal(
             tokens, self.tier, [self.tier] * len(tokens),
             laws=torch.cat(laws) if laws else None,
-            logits=torch.cat(raw) if with_logits else None,
-            entropy=torch.cat(entropies),
+            logits=drafted if with_logits else None,
+            entropy=entropy(drafted),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
@@ -20,6 +19,10 @@ _ROWWISE = (
     hf.EpsilonLogitsWarper, hf.EtaLogitsWarper, hf.LogitNormalization, hf.InfNanRemoveLogitsProcessor,
     hf.SuppressTokensLogitsProcessor,
 )
+
+
+# SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+_GOLDEN, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Sampler:
@@ -92,7 +95,7 @@ class PrivateNoise:
         generator = self._generators.get(device)
         if generator is None:
             generator = torch.Generator(device)
-            generator.manual_seed(_mixed(self.seed, len(self._generators)))
+            generator.manual_seed(_mixed(self.seed, len(self._generators)) >> 1)
             self._generators[device] = generator
         return torch.rand(n, generator=generator, device=device)
 
@@ -106,36 +109,58 @@ class KeyedNoise:
     The draw at a position depends on nothing but the law there, so with a `match` test the output does not depend on
     drafts, routes or control; two tiers agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
     Noise is made on the CPU, so that every device sees the same.
+
+    The noise of token i is output i of the generator SplitMix64, started anew for every position. Any output can be had
+    without the others, so a law that top_k has left 50 tokens of costs 50 of them and not a vocabulary.
     """
 
     coupled = True
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self.seed = seed
-        self.vocab_size = vocab_size
-        self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._steps = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
 
-    def factors(self, position: int) -> torch.Tensor:
-        """exp(g) at `position`, float32 [V]: argmax(p * exp(g)) is argmax(log p + g) without a logarithm per entry."""
+    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
+        if laws.device.type == "cpu":
+            return torch.tensor([self._drawn(law, position + i) for i, law in enumerate(laws.numpy())])
+        noise = torch.from_numpy(np.stack([self._row(position + i) for i in range(len(laws))]))
+        exact = torch.float32 if laws.device.type == "mps" else torch.float64
+        return best(laws * noise.to(laws.device, exact, non_blocking=True))
+
+    def _drawn(self, law: np.ndarray, position: int) -> int:
+        possible = np.flatnonzero(law > 0)
+        if not 0 < len(possible) <= len(law) // 4:   # (no token may be possible behind a refused one: any will do there)
+            return int((law * self._row(position)).argmax())
+        factors = _gumbel_factors(self._steps[possible] + self._key(position))
+        return int(possible[(law[possible] * factors).argmax()])
+
+    def _row(self, position: int) -> np.ndarray:
+        """exp(g) at `position` for the whole vocabulary, kept for the tiers above."""
         row = self._rows.get(position)
         if row is None:
-            # A counter-based generator is keyed by nature, and numpy's exponentials cost a quarter of torch's.
-            keyed = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, position]))
-            # In float64 (for the same time): in float32 one entry in 10^7 is exactly 0, and an entry of 0 wins whatever its
-            # probability, which would make up to one token in a hundred of a large vocabulary pure chance.
-            exponential = keyed.standard_exponential(self.vocab_size)
-            row = self._rows[position] = torch.from_numpy(1.0 / np.maximum(exponential, 1e-30)).to(torch.float32)
+            row = self._rows[position] = _gumbel_factors(self._steps + self._key(position))
             if len(self._rows) > 64:   # made again if needed: a row is as wide as the vocabulary
                 self._rows.popitem(last=False)
         return row
 
-    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
-        rows = [self.factors(position + i) for i in range(len(laws))]
-        noise = torch.stack(rows) if len(rows) > 1 else rows[0][None]
-        return best(laws * noise.to(laws.device, non_blocking=True))
+    def _key(self, position: int) -> np.uint64:
+        return np.uint64(_mixed(self.seed, position))
 
     def uniform(self, n: int, device: torch.device) -> torch.Tensor:
         raise RuntimeError("keyed noise has no independent uniforms: only the `match` family of rules shares it")
+
+
+def _gumbel_factors(states: np.ndarray) -> np.ndarray:
+    """exp(g), g standard Gumbel, from states of SplitMix64: argmax(p * exp(g)) is argmax(log p + g). uint64 -> float64"""
+    x = states ^ (states >> np.uint64(30))
+    x *= np.uint64(_MIX_A)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX_B)
+    x ^= x >> np.uint64(31)
+    # 53 bits, the middle of their interval: with fewer, one entry in 10^7 would be 0 or 1, and such an entry wins
+    # whatever its probability, which would make one token in a hundred of a large vocabulary pure chance.
+    return -1.0 / np.log(((x >> np.uint64(11)) + 0.5) * 2.0**-53)
 
 
 def best(scores: torch.Tensor) -> torch.Tensor:
@@ -161,6 +186,11 @@ def inverse_cdf(masses: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(seed: int, key: int) -> int:
-    """A 63-bit seed from (seed, key): nearby seeds must not share a stream."""
-    digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    """64 bits from (seed, key): nearby seeds or keys must not share a stream. SplitMix64 twice, on Python's integers."""
+    x = seed
+    for step in (1, key + 1):
+        x = (x + step * _GOLDEN) % 2**64
+        x = (x ^ (x >> 30)) * _MIX_A % 2**64
+        x = (x ^ (x >> 27)) * _MIX_B % 2**64
+        x ^= x >> 31
+    return x

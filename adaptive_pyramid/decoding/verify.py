@@ -115,8 +115,10 @@ class Verifier:
         x = torch.empty(0, dtype=torch.long, device=device) if proposal is None else proposal.tokens.tensor(device)
         decide = self._sampled if self.sampler.do_sample else self._greedy
         decision = decide(proposal, x, scores, position)
-        divergences = self._divergences(proposal, logits[:m], decision.distance)
         loose = torch.zeros(m, dtype=torch.bool, device=device)
+        if not m:   # a lookup abstains often, and a mid tier's round is short: nothing is computed for no positions
+            return self._verdict(torch.zeros(1, dtype=torch.long, device=device), decision, loose, [], proposal, logits, scores)
+        divergences = self._divergences(proposal, logits[:m], decision.distance)
         if tau > 0 and self.rule in ("fuzzy", "relaxed"):
             loose = divergences <= tau
             if decision.possible is not None:
@@ -124,55 +126,63 @@ class Verifier:
             if budget is not None:
                 loose = budget.grant(loose, decision.distance)
         accepted = (loose | decision.passes).long().cumprod(0)
-        n = accepted.sum()
-        final = decision.replacement(n)
-        entropies = entropy(logits)
         proposed_entropy = torch.full((m,), torch.nan, device=device)
-        if proposal is not None and proposal.entropy is not None:
+        if proposal.entropy is not None:
             proposed_entropy = proposal.entropy.to(device)
-        columns = [n[None], final, x, loose, decision.passes, divergences, decision.distance, proposed_entropy, entropies]
+        columns = [x, loose, decision.passes, divergences, decision.distance, proposed_entropy]
+        return self._verdict(accepted.sum()[None], decision, loose, columns, proposal, logits, scores)
+
+    def _verdict(self, n: torch.Tensor, decision: _Decision, loose: torch.Tensor, columns: list[torch.Tensor],
+                 proposal: Proposal | None, logits: torch.Tensor, scores: torch.Tensor) -> Verdict:
+        """The first `n` (long [1]) are accepted; `columns` [m] are what the host is to know of every position."""
+        entropies = entropy(logits)
+        columns = [n, decision.replacement(n), *columns, entropies]
         if self.rounding and not self.sampler.do_sample:
-            columns.append(near_ties(scores, self.rounding))
+            columns.append(near_ties(scores, decision.own, self.rounding))
         # Ids travel as float32 beside the numbers: vocabularies are far below 2^24, so nothing is rounded.
         packed = torch.cat([column.to(torch.float32) for column in columns]).tolist()
-        return _unpack(packed, m, proposal, decision.laws(loose), logits, scores, entropies)
+        return _unpack(packed, len(loose), proposal, decision.laws(loose), logits, scores, entropies)
 
     def _greedy(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m = len(x)
         own = best(scores)
+        if not m:
+            return _Decision(x, x, replacement=lambda n: own, laws=lambda loose: None, own=own)
         regret = (scores[:m].gather(-1, own[:m, None]) - scores[:m].gather(-1, x[:, None]))[:, 0]
-        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n[None]), laws=lambda loose: None,
-                         possible=regret.isfinite())
+        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n), laws=lambda loose: None,
+                         possible=regret.isfinite(), own=own)
 
     def _sampled(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
         p = self.sampler.law(scores)
+        if not m:
+            token = self.noise.draw(p, position)
+            return _Decision(x, x, replacement=lambda n: token, laws=lambda loose: p)
         p_x = p[:m].gather(-1, x[:, None])[:, 0]
         law = None if proposal is None or proposal.laws is None else proposal.laws.to(p.device)
         distance = 1.0 - p_x if law is None else total_variation(p[:m], law)
         possible = p_x > 0 if law is None else None
 
         def emitted_laws(loose: torch.Tensor) -> torch.Tensor:
-            if not bool(m) or self.rule in ("exact", "match"):
+            if self.rule in ("exact", "match"):
                 return p
             drawn_from = torch.nn.functional.one_hot(x, vocabulary).to(p.dtype) if law is None else law
             return torch.cat([torch.where(loose[:, None], drawn_from, p[:m]), p[m:]])
 
         if self.rule == "match" or self.rule == "fuzzy" or self.noise.coupled:
             own = self.noise.draw(p, position)
-            return _Decision(x == own[:m], distance, replacement=lambda n: own.gather(0, n[None]), laws=emitted_laws, possible=possible)
+            return _Decision(x == own[:m], distance, replacement=lambda n: own.gather(0, n), laws=emitted_laws, possible=possible)
 
         uniforms = self.noise.uniform(m + 1, p.device)
         law_x = torch.ones_like(p_x) if law is None else law.gather(-1, x[:, None])[:, 0]
         passes = accepts(p_x, law_x, uniforms[:m])
 
         def residual_draw(n: torch.Tensor) -> torch.Tensor:
-            row = p.index_select(0, n[None])
-            if m:
-                i = n.clamp_max(m - 1)[None]
-                point = torch.nn.functional.one_hot(x.index_select(0, i), vocabulary).to(p.dtype)
-                below = point if law is None else law.index_select(0, i)
-                row = torch.where(n < m, residual(row, below), row)
+            row = p.index_select(0, n)
+            i = n.clamp_max(m - 1)
+            point = torch.nn.functional.one_hot(x.index_select(0, i), vocabulary).to(p.dtype)
+            below = point if law is None else law.index_select(0, i)
+            row = torch.where(n < m, residual(row, below), row)
             return inverse_cdf(row, uniforms[m:])
 
         return _Decision(passes, distance, replacement=residual_draw, laws=emitted_laws, possible=possible)
@@ -189,18 +199,19 @@ class Verifier:
 
 @dataclass(slots=True)
 class _Decision:
-    """passes: bool [m], the rule at tau = 0. distance: float32 [m]. replacement(n) -> long [1], the token after n
-    accepted ones. laws(loose) -> float32 [m + 1, V] or None (point masses).
+    """passes: bool [m], the rule at tau = 0. distance: float32 [m]. replacement(n: long [1]) -> long [1], the
+    token after n accepted ones. laws(loose) -> float32 [m + 1, V] or None (point masses).
 
     possible: bool [m], which tokens tau may let through. A lookup knows nothing of banned words, of min_new_tokens or of
     top_k, and no threshold may let it break them. A model's own draw obeys the same processors: None, for there a condition
-    on the token drawn would change the law."""
+    on the token drawn would change the law. own: long [m + 1], the verifier's own choices (greedy)."""
 
     passes: torch.Tensor
     distance: torch.Tensor
     replacement: Callable[[torch.Tensor], torch.Tensor]
     laws: Callable[[torch.Tensor], torch.Tensor | None]
     possible: torch.Tensor | None = None
+    own: torch.Tensor | None = None
 
 
 def accepts(p_x: torch.Tensor, law_x: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -214,9 +225,12 @@ def residual(p: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
-def near_ties(scores: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Whether the runner-up lies within `rounding` * |best| of the best. [m, V] -> bool [m]; `scores` come back unchanged."""
-    index = best(scores)[:, None]
+def near_ties(scores: torch.Tensor, own: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Whether the runner-up lies within `rounding` * |best| of the best, at index `own` [m].
+
+    [m, V] -> bool [m]; `scores` come back unchanged.
+    """
+    index = own[:, None]
     top = scores.gather(-1, index)
     # The winner is hidden for a moment: two reductions are far cheaper than topk, or than a mask over the vocabulary.
     scores.scatter_(-1, index, -torch.inf)

@@ -1,0 +1,118 @@
+"""What control starts from: a profile, a saved state, or nothing; and what it keeps apart."""
+
+import json
+
+import pytest
+
+from adaptive_pyramid import AdaptivePyramid
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.experience import Experience
+from adaptive_pyramid.control.pool import Pool
+from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.profile import Profile
+from adaptive_pyramid.throughput import CostModel, expected_tokens
+from tests.tiny import graded_family, perturbed
+
+CONFIG = PyramidConfig.simple([2, 4])
+COSTS = CostModel({0: {1: 0.001, 8: 0.002}, 1: {1: 0.004, 8: 0.006}, 2: {1: 0.04, 8: 0.05}})
+SETTINGS = {"max_new_tokens": 40, "eos_token_id": None}
+PROMPT = [1, 10, 11, 12]
+
+
+@pytest.fixture(scope="module")
+def family():
+    return graded_family("llama", 3)
+
+
+def profile(**changes) -> Profile:
+    measured = {"speed_ratio": 1.6, "tokens_per_second": 40.0, "prompts": 12, "acceptance": {1: 0.8, 2: 0.9},
+                "acceptance_length": {1: 2.4, 2: 4.1}}
+    fields = {"task": "mine", "family": "toys", "tiers": ("a", "b", "c"), "method": "pyramid", "config": CONFIG, "costs": COSTS,
+              "rules": ("relaxed", "exact"), "measured": measured, "study": {"max_new_tokens": 48}}
+    return Profile(**fields | changes)
+
+
+def tuned(family, **changes) -> AdaptivePyramid:
+    with pytest.warns(UserWarning, match="the profile was measured with"):   # tiny models are not what it names
+        return AdaptivePyramid(family, profile=profile(**changes))
+
+
+def test_a_profile_is_where_control_starts(family):
+    first = tuned(family).generate(PROMPT, **SETTINGS).stats.blocks[0]
+    assert first.config.route == CONFIG.route and first.config.l_Q >= CONFIG.l_Q, "control did not start where tuning ended"
+    cold = AdaptivePyramid(family, config=CONFIG).generate(PROMPT, **SETTINGS).stats.blocks[0]
+    assert cold.config.route == (2,), "without a profile target-only decoding has to be measured first"
+
+
+@pytest.mark.parametrize("changes", [{"do_sample": True, "seed": 0}, {"drift_budget": 0.1}, {"config": PyramidConfig.simple([3, 3])}])
+def test_a_profile_says_nothing_of_other_decoding(family, changes):
+    pyramid = tuned(family)
+    pyramid.generate(PROMPT, control="planner", **SETTINGS, **changes)
+    (controller,) = pyramid._controllers.values()
+    assert controller.pool.experience is None
+
+
+def test_a_profile_that_is_wrong_about_this_text_is_left(family):
+    useless = [perturbed(family[0], 5.0), perturbed(family[0], 5.0, seed=1), family[2]]
+    blocks = tuned(useless).generate(PROMPT, max_new_tokens=400, eos_token_id=None).stats.blocks
+    assert blocks[0].config.route == CONFIG.route
+    assert all(block.config.route == (2,) for block in blocks[-100:]), "a useless route was kept because it had been tuned"
+
+
+def test_experience_tells_how_often_a_lookup_answers():
+    config = PyramidConfig.simple([2, 4])
+    length = 1 + 0.25 * (expected_tokens(0.8, 2) - 1)
+    known = Experience(config, {1: 0.8, 2: 0.9}, {1: length, 2: 3.0}, 1.0).pairs(model_tiers=(1, 2))
+    assert known[0, 1].hit == pytest.approx(0.25) and known[0, 1].rate == 0.8
+    assert known[1, 2].hit == 1.0 and known[1, 2].rate == 0.9
+    mixed = Experience(config.with_route(((0, 1), 2)), {2: 0.7}, {2: 2.0}, 1.0).pairs(model_tiers=(1, 2))
+    assert set(mixed) == {(1, 2)} and mixed[1, 2].rate == 0.7
+    assert Experience(config.with_route((2,)), {}, {}, 1.0).pairs((1, 2)) == {}
+
+
+def test_a_state_saved_in_a_profile_is_taken_up(family, tmp_path):
+    pyramid = tuned(family)
+    pyramid.generate(PROMPT, **SETTINGS)
+    saved = profile(control=json.loads(json.dumps(pyramid.state_dict())))
+    saved.save(tmp_path / "p.yaml")
+    with pytest.warns(UserWarning, match="the profile was measured with"):
+        second = AdaptivePyramid(family, profile=tmp_path / "p.yaml")
+    second.generate(PROMPT, max_new_tokens=1, eos_token_id=None)
+    assert second.state_dict().keys() == pyramid.state_dict().keys()
+    ((_, mine),), ((_, theirs),) = pyramid._controllers.items(), second._controllers.items()
+    assert theirs.account.elapsed >= mine.account.elapsed
+
+
+def test_a_state_for_other_arms_is_a_warning_and_a_cold_start(family):
+    pyramid = AdaptivePyramid(family, config=CONFIG)
+    pyramid.generate(PROMPT, **SETTINGS)
+    ((key, state),) = pyramid.state_dict().items()
+    other = AdaptivePyramid(family, config=CONFIG)
+    other.load_state_dict({key: {**state, "arms": state["arms"][:-1]}})
+    with pytest.warns(UserWarning, match="control starts without what was saved.*other arms"):
+        out = other.generate(PROMPT, **SETTINGS)
+    assert out.ids == pyramid.generate(PROMPT, **SETTINGS).ids
+
+
+def test_calls_that_start_from_different_configs_learn_apart(family):
+    pyramid = AdaptivePyramid(family)
+    for config in (CONFIG, PyramidConfig.simple([7, 7])):
+        pyramid.generate(PROMPT, config=config, control="planner", **SETTINGS)
+    first, second = pyramid._controllers.values()
+    assert CONFIG in first.arms and PyramidConfig.simple([7, 7]) in second.arms and first.arms != second.arms
+
+
+def test_thresholds_are_free_only_below_an_exact_target(family):
+    for top, free in (("exact", True), ("fuzzy", False)):
+        pyramid = AdaptivePyramid(family, method=Method("mine", "relaxed", top, "tv"), config=CONFIG, control="planner")
+        pyramid.generate(PROMPT, **SETTINGS)
+        (controller,) = pyramid._controllers.values()
+        assert any(stage.tau for arm in controller.arms for stage in arm.stages) is free
+
+
+def test_the_credit_of_tuning_is_counted_once():
+    from adaptive_pyramid.control.defaults import make_controller
+    pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, Experience(CONFIG, {1: 0.8, 2: 0.9}, {}, 100.0))
+    controller = make_controller("planner", None, CONFIG, pool)
+    assert controller.account.elapsed == 100.0 and controller.account.excess == -2.0
+    assert make_controller("planner", None, CONFIG, Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS)).account.elapsed == 0.0

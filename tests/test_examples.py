@@ -1,0 +1,96 @@
+"""What the README and the examples show runs, here on tiny models saved to disk."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import adaptive_pyramid
+from adaptive_pyramid import AdaptivePyramid, PyramidConfig
+from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.profile import Profile
+from adaptive_pyramid.request import GenerationRequest
+from tiny import graded_family, tiny_tokenizer
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A draft and a target on disk, a family of a lookup and both, and a profile of it."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in zip(("draft", "target"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=512)):
+        model.save_pretrained(folder / name)
+        tiny_tokenizer().save_pretrained(folder / name)
+    tiers = [{"name": "lookup", "lookup": True}, *({"name": name, "repo": name} for name in ("draft", "target"))]
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"name": "mine", "tiers": tiers}))
+    Profile("any", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4])).save(folder / "csqa.yaml")
+    return folder
+
+
+@pytest.fixture
+def run_example(monkeypatch, capsys):
+    def run(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+    return run
+
+
+def test_blocks_by_hand(folder, run_example):
+    out = run_example("by_hand.py", "--family", folder / "mine.yaml", "--tokens", 20)
+    lines = re.findall(r"0>1>2 l=(\d+),(\d+)  (\d+) tokens  drafted by tier \((.*)\)", out)
+    assert sum(int(tokens) for *_, tokens, _ in lines) <= 20 and len({lengths for *lengths, _, _ in map(list, lines) for lengths in [tuple(lengths)]}) > 1
+
+
+def test_overhead(folder, run_example):
+    out = run_example("overhead.py", "--family", folder / "mine.yaml", "--tokens", 8, "--contexts", 16, 64)
+    rows = [line for line in out.splitlines() if "greedy" in line or "keyed" in line]
+    assert len(rows) == 2 * 2 * len(AdaptivePyramid.from_family(str(folder / "mine.yaml")).pool().routes())
+    assert all("1.00" in row for row in rows), "a verification copied more than once to the host"
+
+
+def blocks_of(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+def test_readme_code(folder, monkeypatch, recwarn):
+    monkeypatch.chdir(folder)
+    family = graded_family("llama", 3, dtype=torch.float32)
+    loaded = AdaptivePyramid.from_family(str(folder / "mine.yaml"))
+    monkeypatch.setattr(AdaptivePyramid, "from_family", lambda name, **keywords: loaded if name == "smollm2-135m" else pytest.fail(name))
+    names = {"Lookup": Lookup, "draft": family[0], "qualifier": family[1], "target": family[2], "PyramidConfig": PyramidConfig,
+             "request": GenerationRequest((1, 10, 11), max_new_tokens=20, eos=frozenset()), "config": PyramidConfig.simple([2, 2])}
+    first, models, stepping = blocks_of("python")
+    exec(first.replace("max_new_tokens=100", "max_new_tokens=10"), names)
+    assert len(names["out"].ids) <= 10
+    models = models.replace("path/or/name-of-", str(folder) + "/").replace('"bfloat16"', '"float32"')
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    exec(models, names)
+    assert names["pyramid"].profile.task == "any"
+    names["pyramid"] = loaded
+    exec(stepping, names)
+    assert names["block"].stats.config == names["config"].with_stage(2, length=12)
+
+
+def test_readme_names_what_exists():
+    for name in re.findall(r"`examples/(\w+\.py)`|`(\w+\.py)`", README):
+        assert (ROOT / "examples" / (name[0] or name[1])).is_file(), name
+    for module in re.findall(r"python -m (tuning\.\w+)", README):
+        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
+    for page in re.findall(r"docs/\w[\w-]*\.md", README):
+        assert (ROOT / page).is_file(), page
+    assert set(re.findall(r"from adaptive_pyramid import (\w+)", README)) <= set(adaptive_pyramid.__all__)
+
+
+def test_never_slower(folder, run_example):
+    out = run_example("never_slower.py", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
+    assert re.search(r"12 +│ \d\.\d+ \[", out)
