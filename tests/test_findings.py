@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
+from adaptive_pyramid.decoding.method import METHODS  # noqa: E402
 from recorded import synthetic  # noqa: E402
 from tuning import findings, patterns  # noqa: E402
+from tuning.acceptance import fitting  # noqa: E402
 from tuning.costs import load_costs  # noqa: E402
 from tuning.findings import grid, write_page  # noqa: E402
+from tuning.findings_page import Page  # noqa: E402
 from tuning.replay import Replay  # noqa: E402
 from tuning.traces import DIVERGENCES, TraceSet  # noqa: E402
 
@@ -39,12 +42,44 @@ def test_the_page_says_what_replay_says(traces, tmp_path, monkeypatch) -> None:
         and "nan" not in text
     )
     configs = grid(traces)
-    best = max(configs, key=lambda config: Replay(traces).play(config).ratio_to_ar)
+    replay = Replay(traces, acceptance=fitting(traces, METHODS["pyramid"]))
+    best = max(configs, key=lambda config: replay.play(config).ratio_to_ar)
     row = re.search(r"\| all \| (.+?) \| ([\d.]+) \|", text)
-    assert row[1] == best.label and float(row[2]) == pytest.approx(Replay(traces).play(best).ratio_to_ar, abs=0.006)
+    assert row[1] == best.label and float(row[2]) == pytest.approx(replay.play(best).ratio_to_ar, abs=0.006)
     means = [np.mean([trace.entropy[tier].mean() for trace in traces]) for tier in range(3)]
     assert all(f"tier{tier} {mean:.3f}" in text for tier, mean in enumerate(means))
     assert ("The mean falls" in text or "mean falls" in text) == (means[0] > means[1] > means[2])
+
+
+@pytest.mark.parametrize("tiers, routes", [(2, 0), (3, 1), (4, 3)])
+def test_every_route_with_two_lengths_is_mapped(tiers, routes, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tuning.findings_page.MAP_LENGTHS", (1, 5))
+    page = Page(synthetic(4, tiers=tiers, n=30), tmp_path)
+    page.lengths()
+    text = "\n".join(page.parts)
+    rows = re.findall(r"^\| (tier\d > tier\d > tier\d) \|.*\| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    assert len({route for route, _, _ in rows}) == routes and all(float(best) >= float(worst) for _, best, worst in rows)
+    assert (tmp_path / "findings-lengths.png").exists() == (routes > 0)
+
+
+def test_what_is_missing_is_recorded_task_by_task(tmp_path, monkeypatch) -> None:
+    """Also where an interrupted recording left a file."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+
+    def record(arguments):
+        calls.append(arguments)
+        synthetic(4, tiers=2, n=20).save(tmp_path / "findings.npz")
+        return 0
+
+    monkeypatch.setattr(findings.recorder, "main", record)
+    monkeypatch.setattr(findings, "LENGTHS", (1, 4))
+    for _ in range(2):
+        assert findings.main(["--out", str(tmp_path), "--data", "d"]) == 0
+    assert [arguments[1] for arguments in calls] == [*findings.TASKS, *findings.TASKS]
+    assert all(f"d/{arguments[1]}.jsonl" in arguments for arguments in calls)
+    monkeypatch.setattr(findings.recorder, "main", lambda arguments: 130)
+    assert findings.main(["--out", str(tmp_path)]) == 130
 
 
 def test_the_grid_has_every_route_and_length(traces) -> None:
@@ -76,6 +111,7 @@ def test_patterns_count_positions(traces) -> None:
         (["--out", "nowhere"], "--out must be a directory that exists"),
         (["--cost-rows", "1b"], "--cost-rows belongs to --costs"),
         (["--costs", "gpu"], "unknown cost table 'gpu'"),
+        (["--traces", "none.npz"], "no traces at none.npz"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, capsys, arguments, sentence) -> None:

@@ -76,6 +76,20 @@ def test_chunks_change_nothing(pool, monkeypatch) -> None:
         assert np.allclose(getattr(again, name), getattr(whole, name), atol=1e-5, equal_nan=True)
 
 
+def test_only_the_prompt_is_read_in_a_wide_forward(pool) -> None:
+    """Where quantised tiers take other weights, and where decoding, too, is wide."""
+    whole = pool.traces[0]
+    prompt = [BOS, *range(5, 45)]
+    pool.decoder.clear_caches()
+    for scorer in pool.decoder.scorers.values():
+        scorer.drain()
+    record(pool.decoder, prompt, 30, answer=whole.ids)
+    for scorer in pool.decoder.scorers.values():
+        forwards = scorer.drain()
+        assert [(f.width, f.needed) for f in forwards if f.width > 16] == [(len(prompt), 1)]
+        assert sum(f.needed for f in forwards) == len(whole)
+
+
 def test_an_answer_that_is_known_is_not_decoded_again(pool) -> None:
     whole = pool.traces[0]
     again = record(pool.decoder, whole.prompt, 30, answer=whole.ids[:9])

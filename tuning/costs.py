@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,6 +32,10 @@ class CostTable:
     @property
     def label(self) -> str:
         return f"what-if costs {self.name!r}, modelled and not measured: {self.description}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as in the YAML file."""
+        return {"name": self.name, "description": self.description, "rows": {name: dict(row) for name, row in self.rows.items()}}
 
     def only(self, names: Sequence[str]) -> CostTable:
         """The table with these rows, in this order: what stands for the tiers of traces with fewer models.

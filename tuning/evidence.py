@@ -120,6 +120,12 @@ class Evidence:
         return self.prior.costs
 
     @property
+    def what_if(self) -> str | None:
+        """Name of the what-if cost table that prices everything here; None where `costs` were measured."""
+        table = self.settings.get("costs")
+        return None if table is None else table["name"]
+
+    @property
     def names(self) -> tuple[str, ...]:
         return self.profile.tiers
 

@@ -1,9 +1,10 @@
 """First findings, as a page: what traces say about entropy, acceptance, lengths, and what adapting could be worth.
 
-    python -m tuning.findings --traces findings.npz --out docs
+    python -m tuning.findings --out docs
 
-Records traces of four tasks first if there is no such file. Writes findings.md and PNGs. Every number in the page comes
-from the traces; times are modelled from the cost table that was measured when they were recorded, or from --costs.
+Records traces of four tasks into findings.npz first (resumable: what it holds already is kept), unless --traces names a
+file. Writes findings.md and PNGs. Every number in the page comes from the traces; times are modelled from the cost table
+that was measured when they were recorded, or from --costs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.pool import Pool
 from tuning import traces as recorder
-from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
+from tuning.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
 from tuning.console import note, progress_bar
 from tuning.costs import CostTable, load_costs
 from tuning.findings_page import Page
 from tuning.traces import TraceSet
 
+RECORDED = Path("findings.npz")
 TASKS = ("csqa", "gsm8k", "humaneval", "spec_bench")
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)
 
@@ -50,9 +52,8 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument(
         "--traces",
         type=Path,
-        default=Path("findings.npz"),
         metavar="FILE",
-        help="recorded first if it does not exist (default %(default)s)",
+        help=f"what tuning.traces recorded (default: recorded now, into {RECORDED})",
     )
     cli.add_argument(
         "--out", type=Path, default=Path("docs"), metavar="DIR", help="where the page goes (default %(default)s)"
@@ -65,10 +66,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory with csqa.jsonl, gsm8k.jsonl, ... (default: the samples in the package)",
     )
-    cli.add_argument(
-        "--costs", metavar="NAME|FILE", help="add what a what-if cost table would make of it: gpu-24gb, or a YAML file"
-    )
-    cli.add_argument("--cost-rows", metavar="A,B", help="rows of --costs that stand for the models, draft first")
+    add_cost_options(cli, "add what a what-if cost table would make of it")
     return cli
 
 
@@ -81,32 +79,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out must be a directory that exists, got {str(given.out)!r}")
         if given.cost_rows and not given.costs:
             raise ValueError("--cost-rows belongs to --costs")
-        costs = (
-            load_costs(given.costs, given.cost_rows.split(",") if given.cost_rows else None) if given.costs else None
-        )
-    if not given.traces.exists():
-        for task in TASKS:
-            data = given.data / f"{task}.jsonl" if given.data else None
-            code = recorder.main(
-                [
-                    "--task",
-                    task,
-                    "--family",
-                    given.family,
-                    "--limit",
-                    str(given.limit),
-                    "--out",
-                    str(given.traces),
-                    *(["--data", str(data)] if data else []),
-                ]
-            )
-            if code:
-                return code
+        costs = load_costs(given.costs, given.cost_rows) if given.costs else None
+    if given.traces is None and (code := _record(given)):
+        return code
     try:
         with one_sentence(cli):
-            write_page(TraceSet.load(given.traces), given.out, costs)
+            write_page(TraceSet.load(given.traces or RECORDED), given.out, costs)
     except KeyboardInterrupt:
         return INTERRUPTED
+    return 0
+
+
+def _record(given: argparse.Namespace) -> int:
+    """Record what RECORDED lacks; returns the exit code."""
+    common = ["--family", given.family, "--limit", str(given.limit), "--out", str(RECORDED)]
+    if given.data is None:
+        return recorder.main(["--task", *TASKS, *common])
+    for task in TASKS:
+        if code := recorder.main(["--task", task, "--data", str(given.data / f"{task}.jsonl"), *common]):
+            return code
     return 0
 
 

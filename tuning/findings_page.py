@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig, Route
+from adaptive_pyramid.decoding.method import METHODS
 from tuning import figures, patterns
-from tuning.acceptance import TAUS, AcceptanceModel, calibration_error, model_pairs, reliability_table
+from tuning.acceptance import TAUS, AcceptanceModel, calibration_error, fitting, model_pairs, reliability_table
 from tuning.costs import CostTable
 from tuning.hindsight import Hindsight, hindsight
 from tuning.replay import Replay
@@ -26,6 +27,7 @@ class Page:
         self.names = [tier.name for tier in traces.header.tiers]
         self.target = traces.header.target
         self.by_task = {task: traces.select(task) for task in traces.tasks}
+        self.learned = fitting(traces, METHODS["pyramid"])
         self.parts: list[str] = []
 
     def write(self, *paragraphs: str) -> None:
@@ -52,7 +54,10 @@ class Page:
             "# First findings",
             f"Made by `{command}`. Family {header.family}: {' < '.join(self.names)} ({header.dtype}, {header.device}). "
             "Greedy decoding. Speeds are modelled time "
-            "(counters from replay, priced with a cost table), prompts included, over target-only decoding.",
+            "(counters from replay, priced with a cost table), prompts included, over target-only decoding. Tokens and "
+            "target passes are exact, and so is everything on routes of two tiers; what lower tiers spend behind a token "
+            "that is not the target's is estimated"
+            + (", by an acceptance model of these traces." if self.learned is not None else ", from mean rates."),
         )
         self.table(
             ["task", "data", "answers", "tokens", "ended by themselves"],
@@ -154,32 +159,42 @@ class Page:
         )
 
     def lengths(self) -> None:
-        header = self.traces.header
-        route = tuple(range(len(header.tiers)))
-        if len(route) != 3:
+        models = self.traces.header.models
+        chains = [(low, middle, self.target) for middle in models[:-1] for low in range(middle)]
+        self.write("## Speed over (l_D, l_Q)")
+        if not chains:
+            self.write("No route here has two lengths: that takes three tiers, two of them models.")
             return
-        self.write("## Speed over (l_D, l_Q)", f"The route {' > '.join(self.names)}.")
-        maps, rows = {}, []
-        for task, one in self.by_task.items():
-            replay = Replay(one)
-            maps[task] = np.array(
-                [
-                    [replay.play(PyramidConfig.simple((l_d, l_q), route=route)).ratio_to_ar for l_q in MAP_LENGTHS]
-                    for l_d in MAP_LENGTHS
-                ]
-            )
-            i, j = np.unravel_index(maps[task].argmax(), maps[task].shape)
-            rows.append(
-                [task, f"{MAP_LENGTHS[i]}, {MAP_LENGTHS[j]}", f"{maps[task].max():.2f}", f"{maps[task].min():.2f}"]
-            )
-        self.table(["task", "best l_D, l_Q", "ratio there", "worst ratio on the grid"], rows)
+        maps = {chain: {task: self._map(one, chain) for task, one in self.by_task.items()} for chain in chains}
+        rows = []
+        for chain, by_task in maps.items():
+            for task, ratios in by_task.items():
+                i, j = np.unravel_index(ratios.argmax(), ratios.shape)
+                best = f"{MAP_LENGTHS[i]}, {MAP_LENGTHS[j]}"
+                rows.append([self._chain(chain), task, best, f"{ratios.max():.2f}", f"{ratios.min():.2f}"])
+        self.table(["route", "task", "best l_D, l_Q", "ratio there", "worst ratio on the grid"], rows)
+        shown = max(chains, key=lambda chain: np.mean([ratios.max() for ratios in maps[chain].values()]))
+        self.write(f"The map is of {self._chain(shown)}.")
         figures.heat_maps(
             self.picture("findings-lengths.png", "speed over l_D and l_Q"),
-            maps,
+            maps[shown],
             MAP_LENGTHS,
             MAP_LENGTHS,
             ("l_D", "l_Q"),
         )
+
+    def _chain(self, chain: tuple[int, int, int]) -> str:
+        return " > ".join(self.names[tier] for tier in chain)
+
+    def _map(self, traces: TraceSet, chain: tuple[int, int, int]) -> np.ndarray:
+        """Ratio by (l_D, l_Q), both of MAP_LENGTHS."""
+        replay = Replay(traces, acceptance=self.learned)
+        plain = PyramidConfig.simple([1] * self.target, route=chain)
+
+        def ratio(l_d: int, l_q: int) -> float:
+            return replay.play(plain.with_stage(chain[1], length=l_d).with_stage(chain[2], length=l_q)).ratio_to_ar
+
+        return np.array([[ratio(l_d, l_q) for l_q in MAP_LENGTHS] for l_d in MAP_LENGTHS])
 
     def adapting(
         self, configs: Sequence[PyramidConfig], costs: CostTable | None, progress: Callable[[], None] = lambda: None
@@ -200,7 +215,7 @@ class Page:
         )
         found: dict[str, Hindsight] = {}
         for task, one in {**self.by_task, "all": self.traces}.items():
-            found[task] = hindsight(Replay(one, costs), configs)
+            found[task] = hindsight(Replay(one, costs, acceptance=self.learned), configs)
             progress()
         overall = found["all"].static
         rows, bars = [], {}

@@ -54,6 +54,8 @@ class Prior:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], method: Method) -> Prior:
         """From what a study stores of its calibration: traces (base64 of a trace file), costs (tier -> width -> seconds), overhead."""
+        if not isinstance(data["traces"], str):
+            raise ValueError("the study holds traces as an older version of this library wrote them; start a new study")
         costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
         return cls(TraceSet.from_bytes(base64.b64decode(data["traces"])), CostModel(costs), method, data["overhead"])
 
