@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,13 @@ def record(
 def record_answers(
     decoder: PyramidDecoder,
     prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
+    answers: Iterable[Sequence[int]],
     progress: Callable[[], None] = lambda: None,
 ) -> TraceSet:
-    """Traces of answers that the target has written already. `progress` is called after each; caches end up empty."""
+    """Traces of answers that the target has written already, or writes when asked for the next one.
+
+    `progress` is called after each; caches end up empty.
+    """
     traces = TraceSet(Header(tier_infos(decoder)))
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         traces.traces.append(record(decoder, prompt, len(answer), answer=answer, example=str(index)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,15 @@ class Search:
             with self.steps.step("cost table"), progress_bar("cost table", measure.cost_forwards(decoder)) as advance:
                 costs = measure.cost_table(decoder, [token for prompt in prompts for token in prompt], progress=advance)
         with self.steps.step("calibration"), progress_bar("calibration", 2 * len(prompts)) as advance:
-            runs = []
-            for prompt in prompts:
-                runs.append(self.bench.ar(prompt))
-                advance()
-            recorded = record_answers(decoder, prompts, [run.ids for run in runs], advance)
+            runs: list[measure.Timed] = []
+
+            def answers() -> Iterator[list[int]]:
+                for prompt in prompts:
+                    runs.append(self.bench.ar(prompt))
+                    advance()
+                    yield runs[-1].ids   # recorded at once, while the target's cache holds the prompt
+
+            recorded = record_answers(decoder, prompts, answers(), advance)
         outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
         overhead = max(0.0, outside[len(outside) // 2])
         if what_if is not None:
