@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from adaptive_pyramid.config import PyramidConfig
 from recorded import agreement, synthetic
 from tuning.acceptance import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
 from tuning.replay import Replay
-from tuning.traces import DIVERGENCES
+from tuning.traces import DIVERGENCES, NOTHING, TraceSet
 
 GAP = DIVERGENCES.index("logit_gap")
 
@@ -115,3 +117,34 @@ def test_a_pair_that_always_agrees_is_learned_as_such() -> None:
         trace.divergence[:, 0] = 0.0
     model = AcceptanceModel.fit(traces)
     assert model.predict(np.zeros((2, 4)), 0, 1).tolist() == [1.0, 1.0]
+
+
+def test_a_lookup_is_learned_from_what_it_proposes_and_how_sure_its_verifier_is() -> None:
+    traces = synthetic(60, tiers=3)
+    header = replace(traces.header, tiers=(replace(traces.header.tiers[0], lookup=(3, 1)), *traces.header.tiers[1:]))
+    rng = np.random.default_rng(0)
+    for trace in traces:
+        trace.top[0] = np.where(rng.random(len(trace)) < agreement(trace.entropy[2]), trace.ids, 60)
+        trace.top[0, ::3] = NOTHING
+        trace.entropy[0] = np.nan
+    copying = TraceSet(header, traces.traces)
+    model = AcceptanceModel.fit(copying)
+    found = model.probabilities(copying, 0, 2, 0.0)
+    assert all(np.isnan(row[::3]).all() and not np.isnan(row[1::3]).any() for row in found)
+    sure, unsure = model.predict(np.array([[0, 0.2, 60, 2], [0, 2.5, 60, 2]]), 0, 2)
+    assert sure > unsure + 0.3
+    for trace in traces:
+        trace.top[0] = NOTHING  # nothing to learn: replay takes its own means
+    silent = AcceptanceModel.fit(copying)
+    assert all(np.isnan(row).all() for row in silent.probabilities(copying, 0, 2, 0.0))
+    deep = PyramidConfig.simple((3, 12))
+    assert Replay(copying, acceptance=silent).play(deep).tokens == copying.tokens
+
+
+def test_a_model_of_another_rule_is_refused(model) -> None:
+    traces = synthetic(5, tiers=3)
+    assert Replay(traces, method="polybasic", acceptance=model)  # strict: no tau, so no divergence
+    with pytest.raises(ValueError, match="compares 'logit_gap' with tau, stages of method 'psd_f' below the target compare 'js'"):
+        Replay(traces, method="psd_f", acceptance=model)
+    with pytest.raises(ValueError, match="describes greedy decoding"):
+        Replay(traces, do_sample=True, acceptance=model)

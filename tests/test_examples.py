@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,11 @@ import torch
 import yaml
 
 import adaptive_pyramid
-import tuning.traces
 from adaptive_pyramid import AdaptivePyramid, PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.request import GenerationRequest
-from adaptive_pyramid.throughput import CostModel
 from tiny import graded_family, tiny_tokenizer
-from tuning.traces import TraceSet
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -98,20 +94,3 @@ def test_readme_names_what_exists():
 def test_never_slower(folder, run_example):
     out = run_example("never_slower.py", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
     assert re.search(r"12 +│ \d\.\d+ \[", out)
-
-
-def test_replay_speed(run_example):
-    out = run_example("replay_speed.py", "--configs", 3)
-    assert re.search(r"a lookup, two models +│ +50 │ +6400 │", out)
-
-
-def test_replay_error(folder, run_example, tmp_path):
-    traces = tmp_path / "traces.npz"
-    tuning.traces.main(["--task", "prompts", "--family", str(folder / "mine.yaml"), "--dtype", "float32", "--limit", "6",
-                        "--max-new-tokens", "8", "--no-costs", "--out", str(traces)])
-    recorded = TraceSet.load(traces)
-    priced = replace(recorded.header, costs=CostModel({1: {1: 1.0}, 2: {1: 2.0}}))
-    TraceSet(priced, recorded.traces).save(traces)
-    out = run_example("replay_error.py", "--traces", traces, "--family", folder / "mine.yaml", "--answers", 2)
-    exact = [line for line in out.splitlines() if "exact" in line]
-    assert len(exact) == 3 and all("target +0.0%" in line for line in exact) and "error, model" in out

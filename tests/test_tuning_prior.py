@@ -114,3 +114,14 @@ def test_the_formula_agrees_with_the_replay_where_acceptance_is_independent() ->
     for length in (1, 3, 6):
         prediction = prior.predict(PyramidConfig.simple((length,)))
         assert prediction.formula_ratio == pytest.approx(prediction.ratio, rel=0.05)
+
+
+def test_what_replay_only_estimates_a_learned_model_says() -> None:
+    traces = synthetic(12, tiers=3)
+    priors = {name: Prior(traces, traces.header.costs, METHODS[name]) for name in ("pyramid", "psd_f", "polybasic")}
+    assert [prior.replay.flat.acceptance.divergence for prior in priors.values()] == ["logit_gap", "js", "logit_gap"]
+    deep, plain = PyramidConfig.simple((3, 12)), Replay(traces)
+    assert priors["pyramid"].replay.play(deep).forwards[1] != plain.play(deep).forwards[1]
+    assert any("from an acceptance model, in" in label for label in priors["pyramid"].replay.play(deep).labels)
+    few = traces.select(indices=range(3))  # too few to learn from
+    assert Prior(few, traces.header.costs, METHODS["pyramid"]).replay.flat.acceptance is None
