@@ -20,12 +20,13 @@ from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
 from .errors import check_int
 from .generation import Generation, OnBlock
-from .models import families
+from .models import calibration, families
 from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts, unpadded
 from .request import build_request, padding_id, prepared_requests, read_keywords
+from .throughput import Acceptance
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
 
@@ -258,8 +259,7 @@ class AdaptivePyramid:
             return make_controller("fixed", route, config, self.pool())
         key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}/{config.label}" + (f"/{budget:g}" if budget else "")
         if key not in self._controllers:
-            tuned = self.profile is not None and self.profile.describes(method.name, config, do_sample, budget)
-            pool = self.pool(_experience(self.profile) if tuned else None)
+            pool = self.pool(self._experience(method, config, do_sample, budget))
             controller = make_controller(control, route, config, pool, drift_budget=budget, lossless=method.lossless)
             if key in self._saved_state:
                 try:
@@ -269,19 +269,25 @@ class AdaptivePyramid:
             self._controllers[key] = controller
         return self._controllers[key]
 
+    def _experience(self, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None) -> Experience | None:
+        """What is known of acceptance: from a profile that was tuned for this very decoding, else from the family."""
+        profile = self.profile
+        if profile is not None and profile.describes(method.name, config, do_sample, budget):
+            seen = profile.measured
+            tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
+            speed, ratio = seen.get("tokens_per_second"), seen.get("speed_ratio")
+            return Experience.tuned(config, seen.get("acceptance", {}), seen.get("acceptance_length", {}),
+                                    tokens * ratio / speed if speed and ratio else 0.0, self.decoder.scorers)
+        reports = self.family.tiers if self.family is not None else ()
+        known = {(tier, self.decoder.target): Acceptance(report.overlap if do_sample else report.agreement)
+                 for tier, report in enumerate(reports) if report.agreement is not None}
+        return Experience(known, calibration.TOKENS * (reports[-1].seconds_per_token or 0.0)) if known else None
+
     def pool(self, experience: Experience | None = None) -> Pool:
-        """What control may know of the tiers: which have models, what forwards cost, and what tuning has seen."""
+        """What control may know of the tiers: which have models, what forwards cost, what is known of acceptance."""
         weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
         return Pool.of(len(self.decoder.tiers), weights, costs, experience)
-
-
-def _experience(profile: Profile) -> Experience:
-    """What control can start from: the config's acceptance, and the seconds of target-only decoding it was compared with."""
-    seen = profile.measured
-    tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
-    alone = seen["tokens_per_second"] / seen["speed_ratio"] if seen.get("speed_ratio") and seen.get("tokens_per_second") else 0.0
-    return Experience(profile.config, seen.get("acceptance", {}), seen.get("acceptance_length", {}), tokens / alone if alone else 0.0)
 
 
 def _name(tier: Any) -> str:

@@ -22,8 +22,8 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 class CostModel:
     """c_k(m): seconds for a forward of tier k over m new tokens.
 
-    Linear between measured widths, extended with the last slope beyond them. A tier without a model (a lookup) has no
-    entry and costs 0.
+    Linear between measured widths, extended with the last slope beyond them (never downwards: noise can turn a slope, and
+    a long prompt would then cost less than nothing). A tier without a model (a lookup) has no entry and costs 0.
     """
 
     def __init__(self, table: Mapping[int, Mapping[int, float]]) -> None:
@@ -49,7 +49,8 @@ class CostModel:
             return row[widths[0]]
         right = min(bisect_left(widths, width), len(widths) - 1)
         low, high = widths[right - 1], widths[right]
-        return row[low] + (row[high] - row[low]) * (width - low) / (high - low)
+        slope = (row[high] - row[low]) / (high - low)
+        return row[low] + slope * (width - low) if width < high else row[high] + max(0.0, slope) * (width - high)
 
     def observe(self, tier: int, width: int, seconds: float, weight: float = 0.1) -> None:
         """Learn from one forward: shape first, then scale.

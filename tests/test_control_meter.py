@@ -127,3 +127,9 @@ def test_prediction_alarm() -> None:
     assert "ALARM" not in stats(0.2).explain()
     assert "ALARM" in stats(0.3).explain() and "because" in stats(0.3).explain()
     assert "predicted to" not in GenerationStats(blocks=[block(ALONE, [Forward(1, 1, 1, 10, 0.1)], 1, 10)]).explain()
+
+
+def test_a_table_that_noise_has_bent_prices_no_long_prompt_below_zero() -> None:
+    bent = CostModel({0: {1: 0.04, 8: 0.05, 64: 0.03}})
+    assert bent.seconds(0, 64) == bent.seconds(0, 5000) == 0.03
+    assert CostModel({0: {1: 0.04, 8: 0.05}}).seconds(0, 15) == pytest.approx(0.06)

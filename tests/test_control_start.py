@@ -9,9 +9,11 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.experience import Experience
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.decoding.method import Method
+from adaptive_pyramid.models import calibration
 from adaptive_pyramid.profile import Profile
-from adaptive_pyramid.throughput import CostModel, expected_tokens
-from tests.tiny import graded_family, perturbed
+from adaptive_pyramid.models.families import Family, TierReport
+from adaptive_pyramid.throughput import Acceptance, CostModel, expected_tokens
+from tiny import graded_family, perturbed
 
 CONFIG = PyramidConfig.simple([2, 4])
 COSTS = CostModel({0: {1: 0.001, 8: 0.002}, 1: {1: 0.004, 8: 0.006}, 2: {1: 0.04, 8: 0.05}})
@@ -62,12 +64,27 @@ def test_a_profile_that_is_wrong_about_this_text_is_left(family):
 def test_experience_tells_how_often_a_lookup_answers():
     config = PyramidConfig.simple([2, 4])
     length = 1 + 0.25 * (expected_tokens(0.8, 2) - 1)
-    known = Experience(config, {1: 0.8, 2: 0.9}, {1: length, 2: 3.0}, 1.0).pairs(model_tiers=(1, 2))
+    known = Experience.tuned(config, {1: 0.8, 2: 0.9}, {1: length, 2: 3.0}, 1.0, model_tiers=(1, 2)).acceptance
     assert known[0, 1].hit == pytest.approx(0.25) and known[0, 1].rate == 0.8
     assert known[1, 2].hit == 1.0 and known[1, 2].rate == 0.9
-    mixed = Experience(config.with_route(((0, 1), 2)), {2: 0.7}, {2: 2.0}, 1.0).pairs(model_tiers=(1, 2))
+    mixed = Experience.tuned(config.with_route(((0, 1), 2)), {2: 0.7}, {2: 2.0}, 1.0, model_tiers=(1, 2)).acceptance
     assert set(mixed) == {(1, 2)} and mixed[1, 2].rate == 0.7
-    assert Experience(config.with_route((2,)), {}, {}, 1.0).pairs((1, 2)) == {}
+    assert Experience.tuned(config.with_route((2,)), {}, {}, 1.0, (1, 2)).acceptance == {}
+
+
+@pytest.mark.parametrize(("do_sample", "rate"), [(False, 0.9), (True, 0.8)])
+def test_a_family_that_knows_its_agreement_need_not_find_out(family, do_sample, rate):
+    """Derived tiers were measured against their target when they were loaded."""
+    reports = (TierReport("a", 1, 1, 0, 0.9, 0.8, 0.001), TierReport("b", 1, 1, 0, 0.95, 0.9, 0.01), TierReport("c", 1, 1, 0, None, None, 0.04))
+    known = Family("toys", tuple(family), ("a", "b", "c"), None, reports, {}, family[-1].dtype)
+    pyramid = AdaptivePyramid(known)
+    pyramid.generate(PROMPT, do_sample=do_sample, seed=0 if do_sample else None, **SETTINGS)
+    (controller,) = pyramid._controllers.values()
+    experience = controller.pool.experience
+    assert experience.acceptance[0, 2].rate == rate and experience.config is None and set(experience.acceptance) == {(0, 2), (1, 2)}
+    assert experience.seconds == calibration.TOKENS * 0.04
+    config = next(arm for arm in controller.arms if arm.route == (0, 2))
+    assert controller._caps[config.route] > 16, "a route whose acceptance is known climbs no ladder"
 
 
 def test_a_state_saved_in_a_profile_is_taken_up(family, tmp_path):
@@ -112,7 +129,7 @@ def test_thresholds_are_free_only_below_an_exact_target(family):
 
 def test_the_credit_of_tuning_is_counted_once():
     from adaptive_pyramid.control.defaults import make_controller
-    pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, Experience(CONFIG, {1: 0.8, 2: 0.9}, {}, 100.0))
+    pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, Experience({(1, 2): Acceptance(0.9)}, 100.0, CONFIG))
     controller = make_controller("planner", None, CONFIG, pool)
     assert controller.account.elapsed == 100.0 and controller.account.excess == -2.0
     assert make_controller("planner", None, CONFIG, Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS)).account.elapsed == 0.0

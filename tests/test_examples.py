@@ -94,3 +94,11 @@ def test_readme_names_what_exists():
 def test_never_slower(folder, run_example):
     out = run_example("never_slower.py", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
     assert re.search(r"12 +│ \d\.\d+ \[", out)
+
+
+def test_drift_table(folder, run_example):
+    out = run_example("drift_table.py", "--family", folder / "mine.yaml", "--tasks", "csqa", "--budgets", 0, 0.5, "--questions", 2, "--tokens", 60)
+    rows = [line.split("│") for line in out.splitlines() if line.startswith(("│ 0 ", "│ 0.5 "))]
+    drift = [float(cells[5]) for cells in rows]   # greedy without and with a budget, sampling without and with
+    assert drift[0] == drift[2] == 0.0 and max(drift) > 0 and all(spent <= 0.5 for spent in drift)
+    assert float(rows[0][7]) == 1.0, "without a budget the answers are the target's own"

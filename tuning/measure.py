@@ -1,10 +1,9 @@
 """Clocks: what forwards cost, and whole generations timed the same way for a config, for `ar` and for Hugging Face.
 
-A timed generation writes exactly `max_new_tokens` tokens (`ar`, beside each trial, half of them:
-`Bench.ar_at_its_pace`): end-of-text and other special tokens are suppressed, for all
-three alike, because the tokens/s of an answer that ends after twelve tokens are mostly the prompt's. Every one starts
-with cold caches, so the prompt is paid each time, as in `model.generate`. Scores come from answers that end where the
-model ends them (`Bench.answer`).
+A timed generation writes exactly `max_new_tokens` tokens (`ar` beside each trial half of them: `Bench.ar_at_its_pace`).
+End-of-text and other special tokens are suppressed, for all three alike, because the tokens/s of an answer that ends after
+twelve tokens are mostly the prompt's. Every one starts with cold caches, so the prompt is paid each time, as in
+`model.generate`. Scores come from answers that end where the model ends them (`Bench.answer`).
 """
 
 from __future__ import annotations

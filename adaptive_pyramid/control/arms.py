@@ -26,11 +26,11 @@ BUDGET_MULTIPLES = (2.0, 8.0, 32.0)
 
 
 def guessed_acceptance(pool: Pool) -> dict[tuple[int, int], Acceptance]:
-    """What to expect of every (proposer, verifier) pair: what tuning has seen; else model pairs accept .7, and a lookup
+    """What to expect of every (proposer, verifier) pair: what experience says; else model pairs accept .7, and a lookup
     hits at .3 of its chances and accepts .6."""
     guesses = {(proposer, verifier): MODEL_PAIR if proposer in pool.model_tiers else LOOKUP
                for verifier in range(1, pool.n_tiers) for proposer in range(verifier)}
-    return guesses | (pool.experience.pairs(pool.model_tiers) if pool.experience else {})
+    return guesses | dict(pool.experience.acceptance if pool.experience else {})
 
 
 def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:

@@ -22,9 +22,9 @@ import numpy as np
 
 from ..config import PyramidConfig
 from ..stats import BlockStats, Verification, nanmean
-from ..throughput import Acceptance
 from .arms import LOOKUP, MODEL_PAIR
 from .change import PageHinkley
+from .experience import Experience
 from .forecast import Forecast, Pair, Rates, pairs_of
 
 _BUCKETS = (1, 2, 4, 8, 16)        # last position of each bucket; one more behind them
@@ -38,7 +38,8 @@ _MOOD_WEIGHT = 30.0                # tested positions that the overall rate is w
 _HIT_WEIGHT = 5.0                  # requests to a lookup that its overall hit rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
 _CURIOSITY = 2.0                   # how many times more is hoped of a pair never seen
-_TUNED_WEIGHT = 60.0               # what tuning has seen: less than a study, since this text is another one
+_KNOWN_WEIGHT = 60.0               # what experience says: less than it has seen, since this text is another one
+_KNOWN_LENGTH = 8
 _CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
 
 
@@ -87,19 +88,27 @@ class Estimates:
 
     # ------------------------------------------------------------------ learning
 
-    def assume(self, config: PyramidConfig, acceptance: Mapping[tuple[int, int], Acceptance]) -> None:
-        """Begin with what tuning has seen of `config`, worth `_TUNED_WEIGHT` tested positions or requests per pair."""
-        for depth in range(1, len(config.route)):
-            for i, pair in enumerate(self.pairs):
-                if pair._replace(owner=-1) not in pairs_of(config, depth) or pair[:2] not in acceptance:
-                    continue
-                known, length = acceptance[pair[:2]], config.stage(pair.verifier).length
-                reached = _buckets(known.rate**position for position in range(length))
-                tested = _TUNED_WEIGHT * reached / reached.sum()
-                self.tested[i] += tested
-                self.accepted[i] += known.rate * tested
-                if self._lookup_tiers[pair.proposer]:
-                    self.asked[:, pair.proposer] += _TUNED_WEIGHT / _MOODS * np.array([[known.hit], [1.0]])
+    def assume(self, experience: Experience) -> None:
+        """Begin with what is known, worth `_KNOWN_WEIGHT` tested positions or requests per pair.
+
+        Of pairs that differ in thresholds alone it is told to the one that it was seen at: the tuned config's, else the
+        one without thresholds; the others lean on it.
+        """
+        config = experience.config
+        for i, pair in enumerate(self.pairs):
+            known = experience.acceptance.get(pair[:2])
+            seen_at = Pair(*pair[:2], owner=pair.owner)
+            if config is not None and pair.verifier in config.route[1:]:
+                depth = config.route.index(pair.verifier)
+                seen_at = next((p for p in pairs_of(config, depth, pair.owner) if p[:2] == pair[:2]), seen_at)
+            if known is None or pair != seen_at:
+                continue
+            reached = _buckets(known.rate**position for position in range(_KNOWN_LENGTH))
+            tested = _KNOWN_WEIGHT * reached / reached.sum()
+            self.tested[i] += tested
+            self.accepted[i] += known.rate * tested
+            if self._lookup_tiers[pair.proposer]:
+                self.asked[:, pair.proposer] += _KNOWN_WEIGHT / _MOODS * np.array([[known.hit], [1.0]])
 
     def start(self) -> None:
         """Another text begins: its mood is unknown and its drift bucket empty."""

@@ -54,12 +54,18 @@ class GuardedController:
         self._probes = {route: self._versions[first[route]][1] for route in self._routes}
         self._caps: dict[Route, int] = {}
         if pool.experience is not None:
-            # Tuning has paid for finding out: its route needs no ladder, and its seconds are credit to start with.
-            self._caps[pool.experience.config.route] = 2 * LADDER[-1]
+            # Finding out was paid for: what the target thinks of these models needs no ladder.
+            self._caps = {route: 2 * LADDER[-1] for route in self._routes if self._is_known(route)}
             self.account.grant(pool.experience.seconds)
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}   # of this request
         self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
+
+    def _is_known(self, route: Route) -> bool:
+        """Whether experience tells of every model that proposes to the target on `route`."""
+        proposers = route[-2] if isinstance(route[-2], tuple) else (route[-2],)
+        models = [tier for tier in proposers if tier in self.pool.model_tiers]
+        return bool(models) and all((tier, self.target) in self.pool.experience.acceptance for tier in models)
 
     # ------------------------------------------------------------------ what subclasses fill in
 

@@ -53,7 +53,7 @@ class PlannerController(GuardedController):
         self.forecast = Forecast(configs, None if counterfactual else owners)
         self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
         if pool.experience is not None:
-            self.estimates.assume(pool.experience.config, pool.experience.pairs(pool.model_tiers))
+            self.estimates.assume(pool.experience)
         self._residual = np.zeros((2, 2, len(configs)))   # (tokens, seconds) x (measured, predicted), sums per config
         self._seen = 0      # blocks learned from; planned: of these, when the forecast was made
         self._predict()

@@ -17,7 +17,7 @@ class Pool:
     Args:
         n_tiers: how many. model_tiers: those with a model of their own (the others only stand at the bottom of routes).
         costs: forward times. measured: False while they are only proportional to the bytes a forward reads.
-        experience: what tuning has seen of the config to start from, if it was tuned for this way of decoding.
+        experience: what is known of acceptance before the first block, or None.
     """
 
     n_tiers: int

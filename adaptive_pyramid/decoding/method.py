@@ -69,7 +69,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("ar", shape="target"),
+        Method("ar", "match", "match", shape="target"),   # so that a seed gives the ids that it gives with `pyramid`
         Method("sd", "exact", "exact", shape="two"),
         Method("fsd", "fuzzy", "fuzzy", shape="two"),
         Method("psd_a", "match", "fuzzy", shape="all"),

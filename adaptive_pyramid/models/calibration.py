@@ -35,6 +35,9 @@ PROMPTS = (
 )
 
 
+TOKENS = NEW_TOKENS * len(PROMPTS)   # at most: an answer may end before
+
+
 @torch.no_grad()
 def own_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[tuple[Tensor, int]]:
     """The target's greedy answers to `PROMPTS`: (ids int64[T], length of the prompt within them) for each."""
