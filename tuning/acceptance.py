@@ -102,7 +102,7 @@ class AcceptanceModel:
         return self._pairs[proposer, verifier](x)
 
     def probabilities(self, traces: TraceSet, proposer: int, verifier: int, tau: float) -> list[np.ndarray]:
-        """Per trace, float [N]: acceptance at each of its positions; NaN where a tier has no record, or never had one."""
+        """Per trace, float [N]: acceptance at each of its positions; NaN where nothing is known."""
         pair = traces.pair(proposer, verifier)
         if (proposer, verifier) not in self._pairs:
             return [np.full(len(trace), np.nan) for trace in traces]

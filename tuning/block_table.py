@@ -100,7 +100,7 @@ class BlockTable:
 
     @classmethod
     def empty(cls, starts: np.ndarray, models: Sequence[int], details: bool = False) -> BlockTable:
-        """Nothing counted yet, in blocks that begin with every cache up to date. models: tiers of the route with one."""
+        """Nothing counted yet, in blocks that begin with every cache up to date. models: tiers that have one."""
 
         def zeros() -> np.ndarray:
             return np.zeros(len(starts), np.int64)
@@ -120,7 +120,7 @@ class BlockTable:
 
 
 class Books:
-    """Enters the forwards of one route into a table. `lane` arrays index its rows and are free of repeats; `pos` are slots.
+    """Enters the forwards of one route into a table. `lane` arrays index its rows, free of repeats; `pos` are slots.
 
     overhead: seconds per verification outside the models.
     """

@@ -62,7 +62,8 @@ class ReplayResult:
         tokens, blocks: sums. forwards: tier -> passes. stages: verifying tier -> counts.
         seconds: modelled, prompts included. prefill_seconds: the prompts' part. ar_seconds: target-only decoding's.
         drift: sum over emitted tokens (nats in greedy decoding, total variation in sampling); 0 for lossless methods.
-        exact: whether every counter equals the decoder's. unseen_passes: draft passes behind a refused token.
+        exact: whether every counter equals the decoder's, but for what `unseen_passes` says: draft passes behind a
+            refused token, which the decoder would not make had the draft written EOS there.
         labels: sentences on what is estimated or modelled, and how.
         by_trace: tokens, blocks, seconds, prefill_seconds, ar_seconds as arrays [traces].
     """
@@ -170,6 +171,7 @@ class Replay:
         trace = flat.trace[starts]
         late, prefill = self._catching_up(table, trace)
         seconds = table.seconds + late + prefill
+        unseen = int(table.unseen.sum()) if self.header.eos else 0
         by_trace = {
             "tokens": self._counts,
             "blocks": np.bincount(trace, minlength=len(self.traces)),
@@ -196,8 +198,8 @@ class Replay:
             ar_seconds=float(self._ar.sum()),
             drift=float(drift[flat.positions].sum() - drift[own].sum()),
             exact=exact,
-            unseen_passes=int(table.unseen.sum()) if self.header.eos else 0,
-            labels=self._labels(config, table, exact),
+            unseen_passes=unseen,
+            labels=self._labels(config, table, exact, unseen),
             by_trace=by_trace,
         )
 
@@ -282,7 +284,7 @@ class Replay:
                 prefill_seconds += np.where(used, self.prices(tier, first + lag) - caught_up, 0.0)
         return late_seconds, prefill_seconds
 
-    def _labels(self, config: PyramidConfig, table: BlockTable, exact: bool) -> tuple[str, ...]:
+    def _labels(self, config: PyramidConfig, table: BlockTable, exact: bool, unseen: int) -> tuple[str, ...]:
         labels = [f"modelled time: {self.costs_label}"]
         if self.do_sample:
             labels.append(
@@ -298,6 +300,8 @@ class Replay:
                 f"tokens and target passes exact; passes of lower tiers estimated, from {source}, in "
                 f"{table.estimated.mean():.0%} of the blocks, where a mid tier left the target's text"
             )
+        if unseen:
+            labels.append(f"{unseen} draft passes behind a refused token, taken not to have written an end of text")
         return tuple(labels)
 
 
