@@ -96,9 +96,11 @@ def test_never_slower(folder, run_example):
     assert re.search(r"12 +│ \d\.\d+ \[", out)
 
 
-def test_drift_table(folder, run_example):
-    out = run_example("drift_table.py", "--family", folder / "mine.yaml", "--tasks", "csqa", "--budgets", 0, 0.5, "--questions", 2, "--tokens", 60)
+def test_drift_table(folder, run_example, monkeypatch):
+    load = AdaptivePyramid.from_family   # on tiny models control finds nothing that pays, and so nothing that drifts
+    monkeypatch.setattr(AdaptivePyramid, "from_family", lambda name: load(name, control="fixed", config=PyramidConfig.simple([2, 4], [0, 3.0])))
+    out = run_example("drift_table.py", "--family", folder / "mine.yaml", "--tasks", "csqa", "--budgets", 0, 0.5, "--questions", 2, "--tokens", 20)
     rows = [line.split("│") for line in out.splitlines() if line.startswith(("│ 0 ", "│ 0.5 "))]
     drift = [float(cells[5]) for cells in rows]   # greedy without and with a budget, sampling without and with
-    assert drift[0] == drift[2] == 0.0 and max(drift) > 0 and all(spent <= 0.5 for spent in drift)
+    assert drift[0] == drift[2] == 0.0 and drift[1] <= 0.5 and 0 < drift[3] <= 0.5
     assert float(rows[0][7]) == 1.0, "without a budget the answers are the target's own"
