@@ -23,7 +23,28 @@ from adaptive_pyramid import AdaptivePyramid  # noqa: E402
 from tuning.measure import cost_forwards, cost_table  # noqa: E402
 from tuning.objective import prompt_ids  # noqa: E402
 from tuning.tasks import load_task, task_names  # noqa: E402
-from tuning.traces import record  # noqa: E402
+from tuning.copying import Copies  # noqa: E402
+from tuning.recording import record_answers  # noqa: E402
+from tuning.traces import DIVERGENCES, NOTHING, Header, Trace  # noqa: E402
+
+LONGEST_PROPOSAL = 24   # ids kept per position of a lookup
+
+
+def plain(trace: Trace, header: Header) -> dict:
+    """A trace as the laboratory reads it: best ids, what lookups find, and regrets of the ids that lower tiers propose."""
+    text, gaps = trace.ids.tolist(), trace.divergence[DIVERGENCES.index("logit_gap")]
+    found = {}
+    for tier, info in enumerate(header.tiers):
+        if info.lookup is not None:
+            copies = Copies([*trace.prompt.tolist(), *text], len(trace.prompt), *info.lookup, info.usable_ids)
+            found[tier] = [copies.tokens(i, int(source), LONGEST_PROPOSAL) for i, source in enumerate(trace.source[tier])]
+    regret = {tier: [[[token, round(float(trace.gap[tier, i]), 5)]] for i, token in enumerate(text)] for tier in header.models}
+    for column, (low, high) in enumerate(header.pairs):
+        for i, token in enumerate(trace.top[low].tolist()):
+            if token != NOTHING:
+                regret[high][i].append([token, round(float(gaps[column, i]), 5)])
+    best = {tier: trace.top[tier].tolist() for tier in header.models} | {header.target: text}
+    return {"prompt_length": len(trace.prompt), "text": text, "best": best, "found": found, "regret": regret}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,12 +75,12 @@ def main(arguments: list[str] | None = None) -> None:
             outputs.append(pyramid.generate(prompt, method="ar", max_new_tokens=options.tokens))
             progress.update(bar, advance=1)
         progress.update(bar, description="tiers")
-        traces = record(pyramid.decoder, prompts, [output.ids for output in outputs], progress=lambda: progress.update(bar, advance=1))
+        traces = record_answers(pyramid.decoder, prompts, [output.ids for output in outputs], lambda: progress.update(bar, advance=1))
     outside = sorted(block.seconds - block.model_seconds for output in outputs for block in output.stats.blocks)
     recorded = {"family": options.family, "costs": costs.to_dict(), "overhead": max(0.0, outside[len(outside) // 2]),
-                "kinds": kinds, "traces": [trace.to_dict() for trace in traces]}
+                "kinds": kinds, "traces": [plain(trace, traces.header) for trace in traces]}
     options.out.write_text(json.dumps(recorded) + "\n")
-    console.print(f"written: {options.out} ({len(traces)} answers, {sum(len(trace.text) for trace in traces)} tokens)")
+    console.print(f"written: {options.out} ({len(traces)} answers, {traces.tokens} tokens)")
 
 
 if __name__ == "__main__":
