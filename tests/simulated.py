@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -39,24 +38,8 @@ class Regime:
     burstiness: float = 0.0
 
 
-class Text(Protocol):
-    """What the tiers say along the target's text. Off that text they are taken to go on as on it."""
-
-    def says(self, tier: int, position: int) -> int:
-        """The id that `tier` holds most likely there; the target's own is the text."""
-
-    def finds(self, tier: int, position: int, n: int) -> list[int]:
-        """Up to n ids that the lookup `tier` proposes from there on; [] if it abstains."""
-
-    def regret(self, verifier: int, position: int, token: int) -> float:
-        """log p(best) - log p(token) of `verifier`, nats; above 0 if it says something else."""
-
-    def entropy(self, position: int) -> float:
-        """The target's, in nats."""
-
-
 class DrawnText:
-    """A text of regimes, drawn as it grows, without end.
+    """What the tiers say along the target's text, drawn from regimes as it grows, without end; off it they go on as on it.
 
     A tier is right at a position where the position's difficulty, uniform on [0, 1], is below the tier's agreement:
     what a weaker tier gets right, a stronger one does too. Entropies rise with difficulty. Two tiers that are both wrong
@@ -115,15 +98,15 @@ class Plant:
 
     Args:
         costs: tier -> width -> seconds; tiers without an entry are lookups, which cost nothing.
-        text: regimes to draw one from, or a Text. Requests take it one after another.
+        regimes: to draw a text from. Requests take it one after another.
         noise: relative standard deviation of a forward's time. overhead: seconds per verification outside the models.
     """
 
-    def __init__(self, costs: Mapping[int, Mapping[int, float]], text: Sequence[Regime] | Text, *, seed: int = 0,
+    def __init__(self, costs: Mapping[int, Mapping[int, float]], regimes: Sequence[Regime], *, seed: int = 0,
                  noise: float = 0.03, overhead: float = 0.0, same_error: float = 0.3, drift_budget: float | None = None) -> None:
         self.costs = CostModel(costs)
         self.target = max(costs)
-        self.text = DrawnText(text, self.target, seed, same_error) if isinstance(text, Sequence) else text
+        self.text = DrawnText(regimes, self.target, seed, same_error)
         self.noise, self.overhead, self.drift_budget = noise, overhead, drift_budget
         self._clock = np.random.default_rng([seed, 1])
         self.offset = self.position = 0

@@ -73,6 +73,7 @@ def compare(pool: Pool, config, method="pyramid") -> Counter:
                 theirs.tokens,
                 theirs.origins,
             )
+            assert ours.shadows == theirs.shadows
             certain = not table.estimated[row] and not (table.unseen[row] and pool.traces.header.eos)
             seen["certain" if certain else "estimated"] += 1
             if certain and cold:

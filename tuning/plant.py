@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import RequestInfo
-from adaptive_pyramid.stats import BlockStats, Forward, Verification
+from adaptive_pyramid.stats import SHADOW_LENGTH, BlockStats, Forward, Shadow, Verification
 from tuning.block_table import Event
 
 if TYPE_CHECKING:
@@ -92,10 +92,25 @@ class ReplayPlant:
             forwards=tuple(forwards),
             origins=_origins(verdicts, config.target)[:tokens],
             drift=(*drift[slot : slot + tokens - 1].tolist(), 0.0),
+            shadows=self._shadows(config, slot, tokens),
         )
         self.position += tokens
         self.seconds += stats.seconds
         return stats
+
+    def _shadows(self, config: PyramidConfig, slot: int, tokens: int) -> tuple[Shadow, ...]:
+        """What lookups find that the target does not ask."""
+        flat = self.replay.flat
+        asked = config.route[-2] if len(config.route) > 1 else ()
+        found = []
+        for tier in range(flat.header.target):
+            if tier in flat.header.models or tier == asked or (isinstance(asked, tuple) and tier in asked):
+                continue
+            available, match, _ = (int(column[0]) for column in flat.copy(tier, np.array([slot]), np.array([slot])))
+            proposed = min(available, SHADOW_LENGTH)
+            seen = min(proposed, tokens)
+            found.append(Shadow(tier, proposed, min(match, seen), min(match + 1, seen)))
+        return tuple(found)
 
     def _forwards(self, events: list[tuple[Event, int]], cached: dict[int, int]) -> list[Forward]:
         """The block's forwards, as wide as this plant's caches make them; moves the caches on."""
