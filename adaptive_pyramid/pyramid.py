@@ -98,7 +98,7 @@ class AdaptivePyramid:
     def from_profile(cls, path: str | Path, **keywords: Any) -> AdaptivePyramid:
         """The family a profile was tuned for, with the profile's method and config."""
         profile = Profile.load(path)
-        return cls.from_family(profile.family, profile=profile, **keywords)
+        return cls.from_family(profile.family, profile=profile, **{"target": profile.target, **keywords})
 
     def description(self) -> dict[str, Any]:
         """What a profile is compared with: family, tiers, device, dtype, versions."""
