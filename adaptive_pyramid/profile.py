@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "speed_ratio_interval": "its 95 % bootstrap interval over prompts: [low, high]",
     "answer_speed_ratio": "the same ratio of the time until the model's own end of its answers",
     "speed_ratio_hf": "tokens/s over Hugging Face generate with the same target",
+    "speed_ratio_other_targets": "family target -> tokens/s over target-only decoding with it (same weights, other kernels)",
     "tokens_per_second": "new tokens per second, prefill included",
     "acceptance": "verifying tier -> accepted / tested positions",
     "acceptance_length": "verifying tier -> tokens per verification",
@@ -44,8 +45,8 @@ class Profile:
     """Tuned defaults for one task on one family and machine.
 
     Args:
-        task, family: names. tiers: model names from draft to target. method: by name. divergence: what `fuzzy` stages
-            compare with tau. rules: (lower, top) rule names; with the divergence and `do_sample` they give a tau its
+        task, family: names. target: which of the family's targets, as in `families.load`. tiers: model names from draft
+            to target. method: by name. divergence: what `fuzzy` stages compare with tau. rules: (lower, top) rule names; with the divergence and `do_sample` they give a tau its
             meaning. do_sample: what it was tuned for.
         config: route, lengths, taus, stops. drift_budget: per token, or None.
         measured: see MEASUREMENTS. costs: the cost table, tier -> width -> seconds, or None.
@@ -58,6 +59,7 @@ class Profile:
     tiers: tuple[str, ...]
     method: str
     config: PyramidConfig
+    target: str = "auto"
     rules: tuple[str, str] = ("exact", "exact")
     divergence: str = "js"
     do_sample: bool = False
@@ -83,7 +85,7 @@ class Profile:
         data = {name: value for name, value in asdict(self).items() if name not in ("config", "costs")}
         data.update(tiers=list(self.tiers), rules=list(self.rules), config=self.config.to_dict(),
                     costs=None if self.costs is None else self.costs.to_dict())
-        order = ["schema_version", "task", "family", "tiers", "method", "rules", "divergence", "do_sample",
+        order = ["schema_version", "task", "family", "target", "tiers", "method", "rules", "divergence", "do_sample",
                  "drift_budget", "config"]
         return {name: data[name] for name in [*order, *(n for n in data if n not in order)]}
 
@@ -174,7 +176,7 @@ class Profile:
 
 
 _FIELDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "task": (str, "a name"), "family": (str, "a name"), "tiers": ((list, tuple), "a list of names"),
+    "task": (str, "a name"), "family": (str, "a name"), "target": (str, "a name"), "tiers": ((list, tuple), "a list of names"),
     "method": (str, "a name"), "rules": ((list, tuple), "[lower, top]"), "divergence": (str, "a name"),
     "do_sample": (bool, "true or false"), "drift_budget": ((int, float, type(None)), "a number or null"),
     "config": (Mapping, "a mapping with route and stages"), "measured": (Mapping, "a mapping"),
@@ -237,6 +239,11 @@ def _check_measured(where: str, measured: Mapping[str, Any], tiers: range) -> No
                 raise TypeError(f"{where}.{name} must be [low, high], got {value!r}")
             for number in value:
                 check_number(f"{where}.{name}", number, 0.0)
+        elif name == "speed_ratio_other_targets":
+            if not isinstance(value, Mapping) or not all(isinstance(target, str) for target in value):
+                raise TypeError(f"{where}.{name} must map names of targets to numbers, got {value!r}")
+            for target, number in value.items():
+                check_number(f"{where}.{name} of target {target!r}", number, 0.0)
         elif name == "prompts":
             check_int(f"{where}.prompts", value, 1)
         else:

@@ -98,7 +98,7 @@ class AdaptivePyramid:
     def from_profile(cls, path: str | Path, **keywords: Any) -> AdaptivePyramid:
         """The family a profile was tuned for, with the profile's method and config."""
         profile = Profile.load(path)
-        return cls.from_family(profile.family, profile=profile, **keywords)
+        return cls.from_family(profile.family, profile=profile, **{"target": profile.target, **keywords})
 
     def description(self) -> dict[str, Any]:
         """What a profile is compared with: family, tiers, device, dtype, versions."""
@@ -275,7 +275,8 @@ class AdaptivePyramid:
         if profile is not None and profile.describes(method.name, config, do_sample, budget):
             seen = profile.measured
             tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
-            speed, ratio = seen.get("tokens_per_second"), seen.get("speed_ratio")
+            # (a profile without a cost table was priced for a machine that nobody has: its seconds are no credit here)
+            speed, ratio = seen.get("tokens_per_second") if profile.costs is not None else None, seen.get("speed_ratio")
             return Experience.tuned(config, seen.get("acceptance", {}), seen.get("acceptance_length", {}),
                                     tokens * ratio / speed if speed and ratio else 0.0, self.decoder.scorers)
         reports = self.family.tiers if self.family is not None else ()

@@ -114,6 +114,29 @@ class Decision:
     predicted_tokens: float | None = None
 
 
+SHADOW_LENGTH = 16   # ids that a lookup is asked for only to see whether they come true
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What a lookup would have proposed to the target in a block that did not ask it: it costs nothing to look.
+
+    Args:
+        tier: the lookup's. proposed: tokens found; 0 = it would have abstained.
+        accepted: leading ones that the block emitted. tested: these, and the first that differs if the block went so far.
+    """
+
+    tier: int
+    proposed: int
+    accepted: int
+    tested: int
+
+    @classmethod
+    def of(cls, tier: int, found: Sequence[int], emitted: Sequence[int]) -> Shadow:
+        accepted = next((i for i, (one, other) in enumerate(zip(found, emitted)) if one != other), min(len(found), len(emitted)))
+        return cls(tier, len(found), accepted, accepted + (accepted < min(len(found), len(emitted))))
+
+
 @dataclass(slots=True)
 class BlockStats:
     """One block.
@@ -128,6 +151,7 @@ class BlockStats:
         budget_left: balance of the drift bucket after the block; None without a drift budget.
         copies: device-to-host copies made for verification.
         near_ties: emitted greedy tokens whose runner-up was within the dtype's rounding of the best logit.
+        shadows: one per lookup that the target did not ask in this block.
     """
 
     config: PyramidConfig
@@ -142,6 +166,7 @@ class BlockStats:
     budget_left: float | None = None
     copies: int = 0
     near_ties: int = 0
+    shadows: tuple[Shadow, ...] = ()
     decision: Decision | None = None
     control_seconds: float = 0.0
 

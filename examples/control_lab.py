@@ -2,12 +2,11 @@
 
     python examples/control_lab.py                                   # all plants, all controllers
     python examples/control_lab.py --seeds 5 --plants useless shifting --controls planner thompson
-    python examples/control_lab.py --recorded traces.json            # texts of real models, from record_traces.py
     python examples/control_lab.py --out lab/                        # and lab/control_lab.json
 
-A plant has given forward times and tiers that agree with the target at given rates (recorded: as they did); a stream of
-requests runs through one controller that starts knowing nothing but guesses, its exploration counted. Everything is in
-modelled time. Columns:
+A plant has given forward times and tiers that agree with the target at given rates; a stream of requests runs through one
+controller that starts knowing nothing but guesses, its exploration counted. Everything is in modelled time. (With recorded
+answers of real models instead of plants: control_table.py.) Columns:
 
     speed         tokens/s over target-only decoding
     of best       share of the speed of the best static arm, chosen in hindsight for the same stream
@@ -20,14 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -35,7 +31,7 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
 
-from simulated import Plant, Regime, Text, run  # noqa: E402  (the plants that the tests use)
+from simulated import Plant, Regime, run  # noqa: E402  (the plants that the tests use)
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
 from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo  # noqa: E402
@@ -62,17 +58,17 @@ class Case:
     """A plant and a stream of requests.
 
     Args:
-        text: a seed -> regimes or a Text. requests: a seed -> (prompt length, new tokens) of each request, in order.
+        regimes: what the text is like. requests: how many, one after the other.
     """
 
     costs: dict[int, dict[int, float]]
-    text: Callable[[int], Sequence[Regime] | Text]
-    requests: Callable[[int], list[tuple[int, int]]]
+    regimes: Sequence[Regime]
+    requests: int = 4
     overhead: float = 0.001
     drift_budget: float | None = None
 
     def plant(self, seed: int) -> Plant:
-        return Plant(self.costs, self.text(seed), seed=seed, overhead=self.overhead, drift_budget=self.drift_budget)
+        return Plant(self.costs, self.regimes, seed=seed, overhead=self.overhead, drift_budget=self.drift_budget)
 
     @property
     def target(self) -> int:
@@ -80,50 +76,7 @@ class Case:
 
 
 def drawn(costs: dict[int, dict[int, float]], *regimes: Regime, requests: int = 4, drift_budget: float | None = None) -> Case:
-    return Case(costs, lambda seed: regimes, lambda seed: [(PROMPT, TOKENS)] * requests, drift_budget=drift_budget)
-
-
-class RecordedText:
-    """Traces in a row. Text protocol of `simulated`."""
-
-    def __init__(self, traces: Sequence[dict[str, Any]]) -> None:
-        self._at = [(trace, i) for trace in traces for i in range(len(trace["text"]))]
-        self._regrets = [{tier: dict(map(tuple, rows[i])) for tier, rows in trace["regret"].items()} for trace, i in self._at]
-
-    def says(self, tier: int, position: int) -> int:
-        trace, i = self._at[min(position, len(self._at) - 1)]
-        return trace["best"][str(tier)][i]
-
-    def finds(self, tier: int, position: int, n: int) -> list[int]:
-        trace, i = self._at[position]
-        return trace["found"][str(tier)][i][:n]
-
-    def regret(self, verifier: int, position: int, token: int) -> float:
-        """Unknown regrets, of ids that no tier holds most likely there, count as infinite."""
-        trace, i = self._at[min(position, len(self._at) - 1)]
-        if token == trace["best"][str(verifier)][i]:
-            return 0.0
-        return max(1e-6, self._regrets[min(position, len(self._at) - 1)][str(verifier)].get(token, math.inf))
-
-    def entropy(self, position: int) -> float:
-        return math.nan   # not recorded
-
-
-def recorded(path: Path) -> dict[str, Case]:
-    """Streams of the recorded answers: one per task, and all of them mixed. The seed shuffles them."""
-    data = json.loads(path.read_text())
-    costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
-
-    def case(traces: list[dict[str, Any]]) -> Case:
-        def order(seed: int) -> list[dict[str, Any]]:
-            return random.Random(seed).sample(traces, len(traces))
-
-        return Case(costs, lambda seed: RecordedText(order(seed)),
-                    lambda seed: [(trace["prompt_length"], len(trace["text"])) for trace in order(seed)], data["overhead"])
-
-    kinds = dict.fromkeys(data["kinds"])
-    cases = {kind: case([trace for trace, own in zip(data["traces"], data["kinds"]) if own == kind]) for kind in kinds}
-    return {**cases, "mixed": case(data["traces"])} if len(kinds) > 1 else cases
+    return Case(costs, regimes, requests, drift_budget=drift_budget)
 
 
 def shifting(*stretches: tuple[float, float], tokens: int = 500) -> list[Regime]:
@@ -205,12 +158,10 @@ def play(case: Case, controller: Controller, seed: int) -> Outcome:
         outcome.lost = max(outcome.lost, excess)
         outcome.overdraft = max(outcome.overdraft, excess - 0.02 * outcome.seconds)
 
-    requests = case.requests(seed)
-    for prompt_length, tokens in requests:
-        run(plant, controller, tokens, prompt_length, on_block=book)
+    for _ in range(case.requests):
+        run(plant, controller, TOKENS, PROMPT, on_block=book)
     # The shortest probe at its dearest: with the longest text to catch up with.
-    context = max(map(sum, requests))
-    probe = min(plant.costs.seconds(tier, context) for tier in case.costs if tier != target)
+    probe = min(plant.costs.seconds(tier, PROMPT + TOKENS) for tier in case.costs if tier != target)
     probe += plant.costs.seconds(target, 2) - plant.costs.seconds(target, 1)
     outcome.overdraft = max(0.0, outcome.overdraft - probe)
     return outcome
@@ -285,12 +236,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="independent streams per plant (default: 5)")
     parser.add_argument("--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES))
     parser.add_argument("--controls", nargs="+", choices=names, default=names, metavar="CONTROL", help=", ".join(names))
-    parser.add_argument("--recorded", type=Path, help="JSON file of record_traces.py, instead of the simulated plants")
     parser.add_argument("--out", type=Path, help="folder for control_lab.json")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")
-    plants = recorded(options.recorded) if options.recorded else {name: CASES[name] for name in options.plants}
+    plants = {name: CASES[name] for name in options.plants}
     console = Console()
     results = experiment(plants, options.controls, options.seeds, console)
     console.print(f"{options.seeds} streams per plant")

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import Controller, RequestInfo
-from adaptive_pyramid.stats import BlockStats, Forward, GenerationStats, Verification
+from adaptive_pyramid.stats import SHADOW_LENGTH, BlockStats, Forward, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import CostModel
 
 
@@ -39,24 +38,8 @@ class Regime:
     burstiness: float = 0.0
 
 
-class Text(Protocol):
-    """What the tiers say along the target's text. Off that text they are taken to go on as on it."""
-
-    def says(self, tier: int, position: int) -> int:
-        """The id that `tier` holds most likely there; the target's own is the text."""
-
-    def finds(self, tier: int, position: int, n: int) -> list[int]:
-        """Up to n ids that the lookup `tier` proposes from there on; [] if it abstains."""
-
-    def regret(self, verifier: int, position: int, token: int) -> float:
-        """log p(best) - log p(token) of `verifier`, nats; above 0 if it says something else."""
-
-    def entropy(self, position: int) -> float:
-        """The target's, in nats."""
-
-
 class DrawnText:
-    """A text of regimes, drawn as it grows, without end.
+    """What the tiers say along the target's text, drawn from regimes as it grows, without end; off it they go on as on it.
 
     A tier is right at a position where the position's difficulty, uniform on [0, 1], is below the tier's agreement:
     what a weaker tier gets right, a stronger one does too. Entropies rise with difficulty. Two tiers that are both wrong
@@ -115,15 +98,15 @@ class Plant:
 
     Args:
         costs: tier -> width -> seconds; tiers without an entry are lookups, which cost nothing.
-        text: regimes to draw one from, or a Text. Requests take it one after another.
+        regimes: to draw a text from. Requests take it one after another.
         noise: relative standard deviation of a forward's time. overhead: seconds per verification outside the models.
     """
 
-    def __init__(self, costs: Mapping[int, Mapping[int, float]], text: Sequence[Regime] | Text, *, seed: int = 0,
+    def __init__(self, costs: Mapping[int, Mapping[int, float]], regimes: Sequence[Regime], *, seed: int = 0,
                  noise: float = 0.03, overhead: float = 0.0, same_error: float = 0.3, drift_budget: float | None = None) -> None:
         self.costs = CostModel(costs)
         self.target = max(costs)
-        self.text = DrawnText(text, self.target, seed, same_error) if isinstance(text, Sequence) else text
+        self.text = DrawnText(regimes, self.target, seed, same_error)
         self.noise, self.overhead, self.drift_budget = noise, overhead, drift_budget
         self._clock = np.random.default_rng([seed, 1])
         self.offset = self.position = 0
@@ -145,6 +128,7 @@ class Plant:
         """One block, as `Decoding.step` would report it."""
         self._forwards: list[Forward] = []
         self._verifications: list[Verification] = []
+        found = self._overlooked(config)
         emitted, drift = self._round(config, len(config.route) - 1, 0, self.max_new_tokens - self.position)
         overhead = self.overhead * len(self._verifications)
         if self.drift_budget is not None:
@@ -153,9 +137,17 @@ class Plant:
             config, self.position, self.prompt_length + self.position, len(emitted),
             sum(f.seconds for f in self._forwards) + overhead, tuple(self._verifications), tuple(self._forwards),
             drift=tuple(drift), budget_left=None if self.drift_budget is None else
-            self.drift_budget * (self.position + len(emitted)) - self.spent)
+            self.drift_budget * (self.position + len(emitted)) - self.spent,
+            shadows=tuple(Shadow.of(tier, ids, emitted) for tier, ids in found))
         self.position += len(emitted)
         return block
+
+    def _overlooked(self, config: PyramidConfig) -> list[tuple[int, list[int]]]:
+        """What lookups find that the target does not ask."""
+        asked = config.route[-2] if len(config.route) > 1 else ()
+        lookups = [tier for tier in range(self.target) if tier not in self.costs.table]
+        return [(tier, self.text.finds(tier, self.offset + self.position, SHADOW_LENGTH)) for tier in lookups
+                if tier != asked and not (isinstance(asked, tuple) and tier in asked)]
 
     # ------------------------------------------------------------------ decoding
 

@@ -14,7 +14,7 @@ from adaptive_pyramid.control.change import PageHinkley
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.estimates import Estimates
 from adaptive_pyramid.control.forecast import Forecast, Pair
-from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
+from adaptive_pyramid.stats import BlockStats, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import WIDTHS
 
 COSTS = {tier: {width: first for width in WIDTHS} for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
@@ -185,3 +185,20 @@ def test_state() -> None:
     foreign = Estimates(Forecast([config.with_route((1, 2))]), (0, 1, 2))
     with pytest.raises(ValueError, match="this state has estimates for"):
         foreign.load_state_dict(estimates.state_dict())
+
+
+def test_shadows_teach_what_asking_would_have_taught() -> None:
+    config = PyramidConfig.simple([4, 4], route=(1, 2))
+    estimates = Estimates(Forecast([config, config.with_route((0, 2))]), model_tiers=(1, 2))
+    before = estimates.rates(0.0)
+    for _ in range(60):
+        estimates.observe(BlockStats(config, 0, 10, 3, 0.1, shadows=(Shadow(0, 16, 3, 3),)), greedy=True, arm=0)
+    after = estimates.rates(0.0)
+    pair = estimates.pairs.index(Pair(0, 2))
+    mood = 2 * estimates.mood
+    assert after.accept[mood, pair, 0] > 0.9 > before.accept[mood, pair, 0]
+    assert after.hit[mood, 0] > 0.9 > before.hit[mood, 0]
+    own = Estimates(Forecast([config, config.with_route((0, 2))], [0, 1]), model_tiers=(1, 2), counterfactual=False)
+    for _ in range(60):
+        own.observe(BlockStats(config, 0, 10, 3, 0.1, shadows=(Shadow(0, 16, 3, 3),)), greedy=True, arm=0)
+    assert own.rates(0.0).hit[0, 0] < 0.9, "without counterfactuals an arm learns from its own blocks alone"

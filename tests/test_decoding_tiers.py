@@ -233,3 +233,25 @@ def test_rollback_at_any_depth(arch):
     ids, blocks = decoded(decoder, request(24, prompt=prompt), lambda i: PyramidConfig.simple([1 + i % 8, 1 + (5 * i) % 8]))
     assert ids == expected
     assert sum(v.proposed - v.accepted for block in blocks for v in block.verifications) > 40
+
+
+def test_a_lookup_that_was_not_asked_is_looked_at_all_the_same():
+    """What its shadow says is what it earns when it is asked, and looking changes nothing else."""
+    family = graded_family("llama", 2)
+    prompt = [4, 5, 6, 7] * 3
+    pyramid = AdaptivePyramid([Lookup(3, 1), *family])
+    keywords = dict(max_new_tokens=60, eos_token_id=None, do_sample=False)
+    alone, asked = (pyramid.generate(prompt, config=PyramidConfig.simple([1, 16], route=route), **keywords) for route in ((2,), (0, 2)))
+    assert alone.ids == asked.ids
+    shadows = {block.position: block.shadows[0] for block in alone.stats.blocks}   # one per token
+    hits = 0
+    for block in asked.stats.blocks:
+        assert block.shadows == (), "the target asked it"
+        (verification,) = block.verifications
+        shadow = shadows[block.position]
+        assert (shadow.tier, bool(shadow.proposed)) == (0, bool(verification.proposed))
+        assert (shadow.accepted, shadow.tested) == (min(1, verification.accepted), min(1, verification.proposed))
+        hits += shadow.accepted
+    chain = pyramid.generate(prompt, config=PyramidConfig.simple([4, 8]), **keywords)
+    assert all(len(block.shadows) == 1 for block in chain.stats.blocks), "the target asked tier 1, which asked the lookup"
+    assert hits > 3

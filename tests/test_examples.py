@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 import sys
@@ -16,7 +17,9 @@ from adaptive_pyramid import AdaptivePyramid, PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.request import GenerationRequest
+from recorded import synthetic
 from tiny import graded_family, tiny_tokenizer
+from tuning.traces import TraceSet
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -104,3 +107,14 @@ def test_drift_table(folder, run_example, monkeypatch):
     drift = [float(cells[5]) for cells in rows]   # greedy without and with a budget, sampling without and with
     assert drift[0] == drift[2] == 0.0 and drift[1] <= 0.5 and 0 < drift[3] <= 0.5
     assert float(rows[0][7]) == 1.0, "without a budget the answers are the target's own"
+
+
+def test_control_table(tmp_path, run_example):
+    traces = synthetic(4, tiers=2, n=40)
+    mixed = [dataclasses.replace(trace, task=task) for trace, task in zip(traces, ("a", "b", "a", "b"))]
+    TraceSet(traces.header, mixed).save(tmp_path / "traces.npz")
+    out = run_example("control_table.py", "--traces", tmp_path / "traces.npz", "--seeds", 1, "--agreement", 0.9, "--out", tmp_path / "table.md")
+    assert "| | a | b | mixed |" in out and (tmp_path / "table.md").read_text() in out
+    rows = {line.split("|")[1].strip(): [float(cell.split()[0]) for cell in line.split("|")[2:5]] for line in out.splitlines()
+            if line.startswith(("| planner", "| ucb1", "| Hugging Face"))}
+    assert len(rows) == 5 and all(0.2 < share < 1.5 for row in rows.values() for share in row)

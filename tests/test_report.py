@@ -83,12 +83,12 @@ def test_acceptance_counts_what_the_traces_hold(evidence) -> None:
     stage = Stage(1, 2)
     by_tau = evidence.acceptance_by_tau(stage, (0.0, 0.7))
     traces = evidence.prior.traces
-    agree = [a == b for trace in traces for a, b in zip(trace.best[1], trace.text)]
+    agree = [a == b for trace in traces for a, b in zip(trace.top[1], trace.ids)]
     assert by_tau == [pytest.approx(sum(agree) / len(agree)), 1.0]   # js never exceeds log 2
     first, second = evidence.acceptance_by_position(stage, 0.0, 2)
     assert first[0] == by_tau[0] and 0 <= first[1] < first[0] < first[2] <= 1
-    pairs = [trace.best[1][i + 1] == trace.text[i + 1] for trace in traces for i in range(len(trace.text) - 1)
-             if trace.best[1][i] == trace.text[i]]
+    pairs = [trace.top[1][i + 1] == trace.ids[i + 1] for trace in traces for i in range(len(trace) - 1)
+             if trace.top[1][i] == trace.ids[i]]
     assert second[0] == pytest.approx(sum(pairs) / len(pairs))
 
 

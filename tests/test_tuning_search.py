@@ -18,6 +18,8 @@ from optuna.trial import TrialState
 from adaptive_pyramid import AdaptivePyramid, Profile
 from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 from tuning import results, storage
+from tuning.costs import load_costs
+from tuning.evidence import Evidence
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -183,6 +185,9 @@ def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     (["--task", "csqa", "--min-score", "2"], "--min-score must be a finite number in [0, 1], got 2.0"),
     (["--task", "csqa", "--sampler", "gpp"], "unknown --sampler 'gpp'; did you mean 'gp'?"),
     (["--task", "csqa", "--clock", "walll"], "unknown --clock 'walll'; did you mean 'wall'?"),
+    (["--task", "csqa", "--costs", "gpu-24gb"], "expected --clock model with it, got --clock wall"),
+    (["--task", "csqa", "--cost-rows", "1b"], "--cost-rows belongs to --costs"),
+    (["--task", "csqa", "--clock", "model", "--costs", "gpu-24"], "unknown cost table 'gpu-24'; did you mean 'gpu-24gb'?"),
     (["--task", "csqa", "--min-gain", "0.1", "--sampler", "tpe"], "--min-gain needs the sampler gp"),
     (["--task", "csqa", "--multi-objective", "--min-score", "0.1"], "--multi-objective shows the whole front, so it takes no limits"),
     (["--task", "csqa", "--data", "missing.jsonl"], "missing.jsonl"),
@@ -225,6 +230,25 @@ def test_the_model_clock_prices_what_happened(tmp_path, family) -> None:
         # The replay knows every two-tier route on its own prompts exactly; on others it is a good guess.
         assert trial.user_attrs["ratio"] == pytest.approx(trial.user_attrs["predicted_ratio"], rel=0.5)
         assert len({round(a, 9) for a, _ in trial.user_attrs["seconds"]}) <= QUESTIONS
+
+
+def test_what_if_costs_price_everything_and_say_so(tmp_path, family, capsys) -> None:
+    out = tmp_path / "w.yaml"
+    profile = search(out, trials=4, family=family, clock="model", costs="gpu-24gb", cost_rows=("1b", "8b")).profile
+    study = load_study(out)
+    assert study.user_attrs["prior"]["overhead"] == 0.0
+    table = {tier: {int(width): seconds for width, seconds in row.items()} for tier, row in study.user_attrs["prior"]["costs"].items()}
+    shipped = load_costs("gpu-24gb").rows
+    assert table == {"1": shipped["1b"], "2": shipped["8b"]}
+    for trial in study.trials:   # a token of the target costs 9.436 ms there, and some hundred of a prompt at most 0.2 s
+        assert all(TOKENS * 0.0094 < alone < TOKENS * 0.0094 + 0.2 for alone, _ in trial.user_attrs["seconds"])
+    assert profile.costs is None and profile.device == "what-if gpu-24gb" and profile.study["costs"]["name"] == "gpu-24gb"
+    assert "what-if costs 'gpu-24gb', modelled and not measured" in out.with_suffix(".md").read_text()
+    assert Evidence.load(out).what_if == "gpu-24gb"
+    with pytest.raises(ValueError, match="costs was .*1b.* and is None now"):
+        search(out, trials=4, family=family, clock="model")
+    with pytest.raises(ValueError, match="name 2 of the rows"):
+        search(tmp_path / "x.yaml", family=family, clock="model", costs="gpu-24gb")
 
 
 def test_a_study_ends_early_when_little_is_to_be_gained(tmp_path, family, capsys) -> None:

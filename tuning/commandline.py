@@ -25,6 +25,13 @@ class OneSentenceParser(argparse.ArgumentParser):
         return found
 
 
+def add_cost_options(cli: argparse.ArgumentParser, what: str) -> None:
+    """--costs and --cost-rows, as `tuning.costs.load_costs` takes them. what: what they are for."""
+    cli.add_argument("--costs", metavar="NAME|FILE", help=f"{what}: gpu-24gb, or a YAML file (docs/traces.md)")
+    cli.add_argument("--cost-rows", type=lambda text: tuple(text.split(",")), metavar="A,B",
+                     help="rows of --costs that stand for the models, draft first (default: all)")
+
+
 @contextmanager
 def one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
     """What users can get wrong becomes one sentence and exit code 2; what else goes wrong shows where."""

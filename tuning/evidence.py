@@ -24,7 +24,7 @@ from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.throughput import CostModel, ThroughputModel, insertion_advice
 
 from tuning import storage
-from tuning.prior import Prior, acceptance
+from tuning.prior import Prior
 from tuning.replay import Replay
 
 LENGTHS_D = (1, 2, 3, 4, 6, 8, 12)
@@ -79,6 +79,7 @@ class Evidence:
     trials: list[FrozenTrial]
     prior: Prior
     _seconds: dict[tuple[PyramidConfig, Method], np.ndarray] = field(default_factory=dict, repr=False)
+    _replays: dict[Method, Replay] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, path: str | Path, url: str | None = None) -> Evidence:
@@ -119,6 +120,12 @@ class Evidence:
         return self.prior.costs
 
     @property
+    def what_if(self) -> str | None:
+        """Name of the what-if cost table that prices everything here; None where `costs` were measured."""
+        table = self.settings.get("costs")
+        return None if table is None else table["name"]
+
+    @property
     def names(self) -> tuple[str, ...]:
         return self.profile.tiers
 
@@ -142,7 +149,7 @@ class Evidence:
 
     @cached_property
     def n_positions(self) -> int:
-        return sum(len(trace.text) for trace in self.prior.traces)
+        return self.prior.traces.tokens
 
     def named(self, name: str) -> Method:
         """A method by name, under the divergence that the traces recorded."""
@@ -150,7 +157,8 @@ class Evidence:
 
     def entropies(self, tier: int) -> list[float]:
         """Entropy in nats of the tier's distribution at every position of the traces; [] for tiers without one."""
-        return [value for trace in self.prior.traces for value in trace.entropy.get(tier, ())]
+        values = np.concatenate([trace.entropy[tier] for trace in self.prior.traces])
+        return values[~np.isnan(values)].tolist()
 
     def rule(self, stage: Stage) -> str:
         """The rule whose tau the pictures vary: the stage's own, or `relaxed` where its own has no tau."""
@@ -167,27 +175,20 @@ class Evidence:
 
     def _verdicts(self, stage: Stage, tau: float, length: int) -> list[tuple[int, int]]:
         """Per position of proposals of `length` tokens, one starting at every token of the text: (accepted, tested)."""
-        counts = [[0, 0] for _ in range(length)]
-        rule = self.rule(stage)
-        for trace in self.prior.traces:
-            for start in range(len(trace.text)):
-                found = trace.found[stage.proposer][start] if stage.proposer in trace.found else trace.best[stage.proposer][start:]
-                for i, token in enumerate(found[: min(length, len(trace.text) - start)]):
-                    kept = trace.accepts(rule, tau, stage.proposer, stage.verifier, start + i, token)
-                    counts[i][0] += kept
-                    counts[i][1] += 1
-                    if not kept:
-                        break
-        return [(accepted, tested) for accepted, tested in counts]
+        return self._replay(self.method).by_offset(stage.proposer, stage.verifier, self.rule(stage), tau, length)
 
     def seconds(self, config: PyramidConfig, method: Method | None = None) -> np.ndarray:
         """Seconds per trace, by replay and cost table. float64 [traces]"""
         method = method or self.method
         key = (config.normalized(), method)
         if key not in self._seconds:
-            plays = (Replay([trace], self.costs, method, self.prior.overhead).play(config) for trace in self.prior.traces)
-            self._seconds[key] = np.array([played.seconds for played in plays])
+            self._seconds[key] = self._replay(method).play(config).by_trace["seconds"]
         return self._seconds[key]
+
+    def _replay(self, method: Method) -> Replay:
+        if method not in self._replays:
+            self._replays[method] = self.prior.replay if method == self.method else self.prior.replay_of(method)
+        return self._replays[method]
 
     def ratio(self, config: PyramidConfig, method: Method | None = None) -> float:
         """Modelled tokens/s over those of target-only decoding."""
@@ -237,8 +238,8 @@ class Evidence:
             for draft in range(qualifier) if qualifier < self.target else ():
                 route = (draft, qualifier, self.target)
                 best, without = self.best_lengths(route), self.best_lengths((draft, self.target))
-                pairs = {**acceptance(self.prior.traces, best, self.method),
-                         **acceptance(self.prior.traces, best.with_route((draft, self.target)), self.method)}
+                replay = self._replay(self.method)
+                pairs = {**replay.acceptance(best), **replay.acceptance(best.with_route((draft, self.target)))}
                 theorem = insertion_advice(ThroughputModel(self.costs, pairs, self.prior.overhead), best, qualifier)
                 found.append(Advice(route, qualifier, best, self.ratio(best), without, self.ratio(without),
                                     theorem.cost_ratio, theorem.bound))

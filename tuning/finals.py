@@ -72,7 +72,8 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
                  ar_score: Mapping[str, Any], study: Mapping[str, Any]) -> Profile:
     """The profile of a trial's config; of target-only decoding if the config turned out no faster.
 
-    `finals` None: the trial's own numbers are all there is.
+    `finals` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
+    device which; it holds no cost table, because control would take that for this machine's.
     """
     config = config_of(trial)
     if finals is None:
@@ -96,11 +97,11 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
             measured["speed_ratio_hf"] = ratio_hf / seen["ratio"]
         config = config.with_route((config.target,))
     here = bench.pyramid.description()
-    method = bench.method
+    method, what_if = bench.method, study.get("costs")
     return Profile(
         task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
         rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
-        costs=prior.costs, device=here["device"], dtype=here["dtype"], study=dict(study),
+        costs=None if what_if else prior.costs, device=f"what-if {what_if['name']}" if what_if else here["device"], dtype=here["dtype"], study=dict(study),
         versions={name: str(number) for name, number in here["versions"].items()},
         revisions={name: source_text(family.sources[name], model)
                    for name, model in zip(family.tier_names, family.models)})

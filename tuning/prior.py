@@ -6,6 +6,7 @@ position to position; the replay knows better, since agreement comes in runs.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.stats import BlockStats
-from adaptive_pyramid.throughput import Acceptance, CostModel, ThroughputModel
+from adaptive_pyramid.throughput import CostModel, ThroughputModel
 
+from tuning.acceptance import fitting
 from tuning.replay import Replay
-from tuning.traces import Trace
+from tuning.traces import TraceSet
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Prior:
         overhead: seconds per verification outside the models.
     """
 
-    traces: Sequence[Trace]
+    traces: TraceSet
     costs: CostModel
     method: Method
     overhead: float = 0.0
@@ -43,13 +45,19 @@ class Prior:
     _alone: float = field(default=0.0, repr=False)   # tokens/s of target-only decoding, once it was needed
 
     def __post_init__(self) -> None:
-        self.replay = Replay(self.traces, self.costs, self.method, self.overhead)
+        self.replay = self.replay_of(self.method)
+
+    def replay_of(self, method: Method) -> Replay:
+        """The traces under another method; what they only estimate, an acceptance model learned from them says."""
+        return Replay(self.traces, self.costs, method, self.overhead, acceptance=fitting(self.traces, method))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], method: Method) -> Prior:
-        """From what a study stores of its calibration: traces, costs (tier -> width -> seconds) and overhead."""
+        """From what a study stores of its calibration: traces (base64 of a trace file), costs (tier -> width -> seconds), overhead."""
+        if not isinstance(data["traces"], str):
+            raise ValueError("the study holds traces as an older version of this library wrote them; start a new study")
         costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
-        return cls([Trace.from_dict(trace) for trace in data["traces"]], CostModel(costs), method, data["overhead"])
+        return cls(TraceSet.from_bytes(base64.b64decode(data["traces"])), CostModel(costs), method, data["overhead"])
 
     def predict(self, config: PyramidConfig) -> Prediction:
         config = config.normalized()
@@ -103,45 +111,11 @@ class Prior:
 
     def _formula(self, config: PyramidConfig) -> float:
         """The formula's ratio, with the prompts' forwards added on both sides."""
-        model = ThroughputModel(self.costs, acceptance(self.traces, config, self.method), self.overhead)
-        tokens = sum(len(trace.text) for trace in self.traces)
-        prompts = {tier: sum(self.costs.seconds(tier, trace.prompt_length) for trace in self.traces)
+        model = ThroughputModel(self.costs, self.replay.acceptance(config), self.overhead)
+        tokens = self.traces.tokens
+        prompts = {tier: sum(self.costs.seconds(tier, len(trace.prompt)) for trace in self.traces)
                    for tier in (*config.tiers, config.target)}
         alone = prompts[config.target] + tokens * (self.costs.seconds(config.target, 1) + self.overhead)
         together = sum(prompts[tier] for tier in config.tiers) + tokens / model.predict(config).tokens_per_second
         return alone / together
-
-
-def acceptance(traces: Sequence[Trace], config: PyramidConfig, method: Method) -> dict[tuple[int, int], Acceptance]:
-    """(proposer, verifier) -> Acceptance for every pair of neighbours in the config's route.
-
-    Rates are those of two tiers alone on the target's text: what a mid tier emits below its own best (its tau) is not
-    modelled here.
-    """
-    pairs: dict[tuple[int, int], Acceptance] = {}
-    for below, verifier in zip(config.route, config.route[1:]):
-        for proposer in below if isinstance(below, tuple) else (below,):
-            pairs[proposer, verifier] = _pair(traces, config, method, proposer, verifier)
-    return pairs
-
-
-def _pair(traces: Sequence[Trace], config: PyramidConfig, method: Method, proposer: int, verifier: int) -> Acceptance:
-    length, tau = config.stage(verifier).length, config.stage(verifier).tau
-    rule = method.rule(verifier == config.target)
-    accepted = tested = answered = asked = proposed = 0
-    for trace in traces:
-        for start in range(len(trace.text)):
-            asked += 1
-            tokens = (trace.found[proposer][start] if proposer in trace.found else trace.best[proposer][start:])[:length]
-            tokens = tokens[: len(trace.text) - start]
-            answered += bool(tokens)
-            proposed += len(tokens)
-            for i, token in enumerate(tokens):
-                tested += 1
-                if not trace.accepts(rule, tau, proposer, verifier, start + i, token):
-                    break
-                accepted += 1
-    # Proposals that the end of the answer cuts short are not short because of their proposer.
-    fill = 1.0 if proposer not in traces[0].found else min(1.0, proposed / max(1, answered * length))
-    return Acceptance(accepted / tested if tested else 0.0, answered / asked if asked else 0.0, fill)
 

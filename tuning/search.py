@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
+from tuning.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
 from tuning.report import report_after_search
 from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
 
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--min-gain", type=float, default=0.0, help="end early when less than this share is expected to be gained (gp only)")
     cli.add_argument("--clock", default="wall", metavar="|".join(CLOCKS), help="model: price the forwards with the cost table (default %(default)s)")
     cli.add_argument("--workers", type=int, default=1, metavar="N", help="processes that measure; several with --clock model only (default %(default)s)")
+    add_cost_options(cli, "with --clock model: price everything for a machine that one does not have")
     cli.add_argument("--multi-objective", action="store_true", help="speed and score together: no limits, no pruning")
     cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
     return cli

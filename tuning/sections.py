@@ -89,6 +89,8 @@ class Sections:
 
     def _clock(self) -> tuple[str, str]:
         """What the trials' speeds are, and how they were timed."""
+        if self.evidence.what_if:
+            return "modelled", f"Forwards that happened, priced with what-if costs {self.evidence.what_if!r}, not measured."
         if self.evidence.settings["clock"] == "model":
             return "modelled", "Forwards that happened, priced with the cost table."
         return "measured", "By the wall clock, question by question beside target-only decoding (ar)."
@@ -152,8 +154,10 @@ class Sections:
         evidence, route = self.evidence, self.evidence.pyramid_route
         widths = sorted({width for row in evidence.costs.table.values() for width in row})
         costs = {self.names[tier]: [1000 * evidence.costs.seconds(tier, width) for width in widths] for tier in evidence.models}
-        curves = self.figure("Cost of a forward", "measured",
-                             "Median of repeated forwards on top of cached tokens, when the study began. A lookup costs nothing.",
+        kind, source = "measured", "Median of repeated forwards on top of cached tokens, when the study began."
+        if evidence.what_if:
+            kind, source = "modelled", f"What-if costs {evidence.what_if!r}, not measured."
+        curves = self.figure("Cost of a forward", kind, f"{source} A lookup costs nothing.",
                              pictures.lines, "costs", "Milliseconds of a forward by its width, one line per model",
                              costs, widths, "tokens in the forward", "milliseconds", logarithmic=True)
         if route is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from adaptive_pyramid.errors import check_int, check_number, unknown_name
 
+from tuning.costs import CostTable, load_costs
 from tuning.examples import Example
 from tuning.tasks import Task, load_task
 
@@ -54,6 +55,9 @@ class Settings:
             sampler `gp` expects to gain less than this share of the best ratio; 0 = never.
         clock: one of CLOCKS; "model" prices the forwards that really happened with the cost table.
         multi_objective: maximise speed and score together, without limits or pruning.
+        costs: a what-if cost table (a shipped name or a YAML file) that prices everything instead of this machine's;
+            needs the clock "model", so that no number mixes the two. cost_rows: those of its rows that stand for the
+            family's models, draft first (None = all).
         workers: processes that measure on this machine; more than one with the clock "model" only.
 
     Raises:
@@ -76,12 +80,20 @@ class Settings:
     min_gain: float = 0.0
     clock: str = "wall"
     multi_objective: bool = False
+    costs: str | None = None
+    cost_rows: tuple[str, ...] | None = None
     workers: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("sampler", SAMPLERS), ("clock", CLOCKS)):
             if getattr(self, name) not in known:
                 raise ValueError(unknown_name(_option(name), getattr(self, name), known))
+        if self.costs is None and self.cost_rows is not None:
+            raise ValueError("--cost-rows belongs to --costs")
+        if self.costs is not None and self.clock != "model":
+            raise ValueError("--costs prices forwards for another machine than the one whose clock is read; expected "
+                             f"--clock model with it, got --clock {self.clock}")
+        self.what_if()
         check_number("--min-gain", self.min_gain, 0.0, 1.0)
         if self.min_gain and (self.sampler != "gp" or self.multi_objective):
             raise ValueError("--min-gain needs the sampler gp and one objective: nothing else knows what it expects to gain")
@@ -100,6 +112,10 @@ class Settings:
                 raise ValueError(f"--out must be a file that ends in .yaml, got {str(self.out)!r}")
             if not self.out.parent.is_dir():
                 raise ValueError(f"--out {self.out}: there is no directory {str(self.out.parent)!r}")
+
+    def what_if(self) -> CostTable | None:
+        """The table of `costs`; None where this machine's costs are measured."""
+        return None if self.costs is None else load_costs(self.costs, self.cost_rows)
 
 
 def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Example]]:

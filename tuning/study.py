@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,17 +23,19 @@ from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
 
-from tuning import console, measure, results, storage, traces
+from tuning import console, measure, results, storage
 from tuning.console import Steps, note, progress_bar
 from tuning.examples import Example
 from tuning.finals import FINAL_QUESTIONS, FINALISTS, Finals, make_profile, play_finals
 from tuning.measure import Bench
 from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
 from tuning.prior import Prior
+from tuning.recording import record_answers, tier_infos
 from tuning.sampler import PriorSampler
 from tuning.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.space import Space
 from tuning.tasks import Task
+from tuning.traces import Header
 from tuning.trials import SharedTrials
 from tuning.workers import WorkersFailed, parent_is_alive, run_workers
 
@@ -79,6 +82,9 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
     limits = settings.limits
     if not method.lossless and not settings.multi_objective and limits.max_score_loss is None:
         limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
+    what_if = settings.what_if()
+    if what_if is not None:
+        what_if.model(Header(tier_infos(bench.pyramid.decoder, family)))   # one that does not fit is an error now
     record = _record(settings, task, measured, family, bench, limits)
     opened = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
     return Search(settings, task, measured, calibration, family, bench, space, limits, opened, url, out, given, steps)
@@ -174,17 +180,26 @@ class Search:
     def _calibrate(self) -> dict[str, Any]:
         decoder = self.bench.pyramid.decoder
         prompts = [prompt_ids(self.bench.pyramid.tokenizer, example.messages()) for example in self.calibration]
-        with self.steps.step("cost table"), progress_bar("cost table", measure.cost_forwards(decoder)) as advance:
-            costs = measure.cost_table(decoder, [token for prompt in prompts for token in prompt], progress=advance)
+        what_if = self.settings.what_if()
+        if what_if is None:
+            with self.steps.step("cost table"), progress_bar("cost table", measure.cost_forwards(decoder)) as advance:
+                costs = measure.cost_table(decoder, [token for prompt in prompts for token in prompt], progress=advance)
         with self.steps.step("calibration"), progress_bar("calibration", 2 * len(prompts)) as advance:
-            runs = []
-            for prompt in prompts:
-                runs.append(self.bench.ar(prompt))
-                advance()
-            recorded = traces.record(decoder, prompts, [run.ids for run in runs], self.bench.method.divergence, advance)
+            runs: list[measure.Timed] = []
+
+            def answers() -> Iterator[list[int]]:
+                for prompt in prompts:
+                    runs.append(self.bench.ar(prompt))
+                    advance()
+                    yield runs[-1].ids   # recorded at once, while the target's cache holds the prompt
+
+            recorded = record_answers(decoder, prompts, answers(), advance)
         outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
-        return {"costs": costs.to_dict(), "overhead": max(0.0, outside[len(outside) // 2]),
-                "traces": [trace.to_dict() for trace in recorded]}
+        overhead = max(0.0, outside[len(outside) // 2])
+        if what_if is not None:
+            costs, overhead = what_if.model(recorded.header), 0.0   # nothing measured here beside what is modelled
+        return {"costs": costs.to_dict(), "overhead": overhead,
+                "traces": base64.b64encode(recorded.to_bytes()).decode()}
 
     def _questions(self) -> list[Question]:
         """The target's own answers, generated once per study: they give the score and the later turns' prompts."""
@@ -316,6 +331,10 @@ class Search:
         profile.save(self.out)
         results.write_csv(self.out.with_suffix(".csv"), table)
         notes = results.summary(profile, errors, self.steps.rows)
+        what_if = self.settings.what_if()
+        if what_if is not None:
+            title += f", {what_if.label}"
+            notes.insert(0, f"All speeds: {what_if.label}")
         results.write_markdown(self.out.with_suffix(".md"), title, table, notes)
         results.print_table(title, table)
         print(*notes, f"wrote {self.out}, {self.out.with_suffix('.csv')}, {self.out.with_suffix('.md')}", sep="\n")
@@ -336,12 +355,12 @@ def _work(settings: Settings, family: families.Family | None, heartbeat: int, nu
 def _record(settings: Settings, task: Task, measured: Sequence[Example], family: families.Family, bench: Bench,
             limits: Limits) -> dict[str, Any]:
     """What must not change when a study is resumed."""
-    here = bench.pyramid.description()
+    here, what_if = bench.pyramid.description(), settings.what_if()
     return {
         "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name,
         "seed": settings.seed, "questions": settings.questions, "questions_sha256": questions_digest(measured),
         "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective,
+        "limits": asdict(limits), "clock": settings.clock, "costs": None if what_if is None else what_if.to_dict(), "multi_objective": settings.multi_objective,
         "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__,
                      **here["versions"]},
     }

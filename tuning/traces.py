@@ -1,134 +1,358 @@
-"""The target's own answers, and what every tier would have said at each of their positions: recorded once, replayed often.
+"""Traces: the target's own greedy answers, and what every tier of the pool says along them. Recorded once, asked often.
 
-One forward of each tier over an answer gives its greedy token at every position. Along the target's text that is all
-that greedy decoding ever asks of a tier, so any route, any lengths and any thresholds can be replayed from it.
+    python -m tuning.traces --task gsm8k csqa --out traces.npz
+
+A trace set is one .npz file: flat arrays over the tokens of all traces, and a JSON header (tiers, tokenizer, settings,
+measured costs, versions). docs/traces.md describes the format. Reading it needs no torch and no model.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import argparse
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.divergence import divergence, entropy
-from adaptive_pyramid.decoding.sampling import Sampler
-from adaptive_pyramid.decoding.tiers import Run
-from adaptive_pyramid.decoding.tokens import Sequence as Text, Tokens
-from adaptive_pyramid.decoding.verify import point_logits
+from adaptive_pyramid.errors import check_keys, unknown_name
+from adaptive_pyramid.throughput import CostModel
+from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
+from tuning.console import note, progress_bar
+from tuning.tasks import load_task
 
-LONGEST_PROPOSAL = 24   # ids kept per position of a tier without a model
+FORMAT_VERSION = 1
+DIVERGENCES = ("js", "tv", "kl", "kl_rev", "logit_gap")
+# In place of a token: a lookup that found nothing, or a text that the tier cannot read.
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class TierInfo:
+    """What replay must know of a tier.
+
+    Args:
+        name: for people. source: where the model came from, as in a profile. lookup: None for a model, else
+            (max_ngram, min_ngram) of a prompt lookup.
+        usable_ids: a lookup's proposals end before an id from here on. max_context: what a model can read, None = any.
+    """
+
+    name: str
+    source: str = ""
+    lookup: tuple[int, int] | None = None
+    usable_ids: int | None = None
+    max_context: int | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What holds for every trace of a set.
+
+    Args:
+        tiers: from draft to target. eos: ids that end a text. family, tokenizer, dtype, device, versions: provenance.
+        costs: the forward times measured where the set was recorded (tier -> width -> seconds), or None.
+        labels: task -> what data its prompts are (a sample says so).
+    """
+
+    tiers: tuple[TierInfo, ...]
+    eos: tuple[int, ...] = ()
+    family: str = ""
+    tokenizer: str = ""
+    dtype: str = ""
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    costs: CostModel | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> int:
+        return len(self.tiers) - 1
+
+    @property
+    def models(self) -> tuple[int, ...]:
+        """Tiers with a model of their own."""
+        return tuple(tier for tier, info in enumerate(self.tiers) if info.lookup is None)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """(proposer, verifier), in the order of `Trace.divergence`'s second axis; only models verify."""
+        return tuple((low, high) for high in self.models for low in range(high))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "costs": None if self.costs is None else self.costs.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Header:
+        check_keys("the header", data, [entry.name for entry in fields(cls)], required=("tiers",))
+        tiers = []
+        for tier in data["tiers"]:
+            check_keys("a tier of the header", tier, [entry.name for entry in fields(TierInfo)], required=("name",))
+            tiers.append(TierInfo(**{**tier, "lookup": None if tier.get("lookup") is None else tuple(tier["lookup"])}))
+        known = {
+            **data,
+            "tiers": tuple(tiers),
+            "costs": None if data.get("costs") is None else CostModel(data["costs"]),
+        }
+        return cls(**{**known, "eos": tuple(known.get("eos", ()))})
+
+    def differences(self, other: Header) -> list[str]:
+        """What makes traces of the two sets incomparable, in words; costs and versions may differ."""
+        names = ("tiers", "eos", "family", "tokenizer", "dtype")
+        return [
+            f"{name}: {getattr(self, name)!r} there, {getattr(other, name)!r} here"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        ]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer of n tokens.
+    """One greedy answer of N tokens, and every tier along it (K tiers, the target last; V verifier pairs).
+
+    Position i is where `ids[i]` was chosen, given prompt + ids[:i]. Distributions are unprocessed, at temperature 1.
 
     Args:
-        prompt_length: tokens. text: the target's n ids.
-        best: tier with a model -> its most likely id at each position, given the target's text before it.
-        regret: verifying tier -> per position {id: log p(best) - log p(id)} in nats, for the ids that lower tiers propose.
-        divergence: (proposer, verifier) -> the method's divergence between both distributions at each position; for a
-            proposer without a model, between the verifier's and the point mass on the text's own token.
-        found: tier without a model -> the ids it proposes at each position, at most LONGEST_PROPOSAL.
-        entropy: tier with a model -> nats of its distribution at each position.
+        task, example, turn: where the prompt came from; together they name the trace within its set.
+        prompt: int32 [P]. ids: int32 [N], the target's output. ended: True if by EOS, False if by `max_new_tokens`.
+        top: int32 [K, N], each tier's most likely id; of a lookup the first id it proposes; NOTHING where it has none.
+        logprob: float32 [K, N], log-prob of ids[i]. gap: float32 [K, N], how much less likely ids[i] is than the tier's
+            own best. entropy: float32 [K, N]. All in nats, and NaN for lookups.
+        divergence: float32 [5, V, N], by DIVERGENCES and `Header.pairs`. `logit_gap` is also the regret of the
+            proposer's best under the verifier: log p(best) - log p(proposed). A lookup counts as a point mass on `top`.
+        source: int32 [K, N], where in prompt + ids a lookup copies from; NOTHING for none, and for models.
+        departures: int32 [M, 3], (lookup, position, id): every id other than the text's with which a lookup's proposal
+            can leave the text. departure_regret: float32 [M, K], its regret under each tier, nats; NaN for lookups.
     """
 
-    prompt_length: int
-    text: list[int]
-    best: dict[int, list[int]]
-    regret: dict[int, list[dict[int, float]]]
-    divergence: dict[tuple[int, int], list[float]]
-    found: dict[int, list[list[int]]]
-    entropy: dict[int, list[float]] = field(default_factory=dict)
+    task: str
+    example: str
+    turn: int
+    max_new_tokens: int
+    ended: bool
+    prompt: np.ndarray
+    ids: np.ndarray
+    top: np.ndarray
+    logprob: np.ndarray
+    gap: np.ndarray
+    entropy: np.ndarray
+    divergence: np.ndarray
+    source: np.ndarray
+    departures: np.ndarray
+    departure_regret: np.ndarray
 
-    def accepts(self, rule: str, tau: float, proposer: int | None, verifier: int, position: int, token: int) -> bool:
-        """Whether `verifier` keeps `token`, proposed for `position` by `proposer`, in greedy decoding."""
-        if token == self.best[verifier][position]:
-            return True
-        if not tau or rule not in ("fuzzy", "relaxed"):
-            return False
-        if rule == "relaxed":
-            return self.regret[verifier][position].get(token, math.inf) <= tau
-        known = proposer not in self.found or token == self.text[position]
-        return known and self.divergence[proposer, verifier][position] <= tau
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "prompt_length": self.prompt_length, "text": self.text, "best": self.best, "found": self.found,
-            "regret": {tier: [[[token, round(value, 5)] for token, value in row.items()] for row in rows]
-                       for tier, rows in self.regret.items()},
-            "entropy": {tier: [round(value, 4) for value in values] for tier, values in self.entropy.items()},
-            "divergence": [[*pair, [round(value, 5) for value in values]] for pair, values in self.divergence.items()],
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.task, self.example, self.turn
+
+    @property
+    def regret(self) -> np.ndarray:
+        """float32 [K, N]: regret under the target of each tier's best id, nats; 0 where it is the target's own."""
+        first = self.divergence.shape[1] - (len(self.top) - 1)  # the target's pairs stand last in Header.pairs
+        rows = self.divergence[DIVERGENCES.index("logit_gap"), first:]
+        return np.concatenate([rows, np.zeros((1, len(self)), np.float32)])
+
+
+# Arrays whose last axis is the token's.
+_BY_TOKEN = ("ids", "top", "logprob", "gap", "entropy", "divergence", "source")
+_BY_ROW = ("prompt", "departures", "departure_regret")  # numbers of their own
+_META = ("task", "example", "turn", "max_new_tokens", "ended")
+
+
+@dataclass
+class TraceSet:
+    """Traces with one header."""
+
+    header: Header
+    traces: list[Trace] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter(self.traces)
+
+    def __getitem__(self, index: int) -> Trace:
+        return self.traces[index]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.traces))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Task names, in order of appearance."""
+        return list(dict.fromkeys(trace.task for trace in self.traces))
+
+    def select(self, task: str | None = None, indices: Sequence[int] | None = None) -> TraceSet:
+        """The traces of one task, or those at `indices`."""
+        if task is not None and task not in self.tasks:
+            raise ValueError(unknown_name("task", task, self.tasks))
+        chosen = self.traces if indices is None else [self.traces[i] for i in indices]
+        return TraceSet(self.header, [trace for trace in chosen if task is None or trace.task == task])
+
+    def pair(self, proposer: int, verifier: int) -> int:
+        """Index of a pair on the second axis of `Trace.divergence`."""
+        if (proposer, verifier) not in self.header.pairs:
+            raise ValueError(f"no such pair of tiers: {(proposer, verifier)}; expected one of {self.header.pairs}")
+        return self.header.pairs.index((proposer, verifier))
+
+    @property
+    def width_flips(self) -> float:
+        """Share of positions where the target, read some positions at a time, prefers another token than it wrote."""
+        return sum(int((trace.top[-1] != trace.ids).sum()) for trace in self.traces) / max(1, self.tokens)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the set to `path`, whole or not at all: a reader never sees half a file."""
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(self.to_bytes())
+        partial.replace(path)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes; ValueError for a set without traces."""
+        if not self.traces:
+            raise ValueError("a trace set without traces is not written")
+        arrays = {name: np.concatenate([getattr(trace, name) for trace in self.traces], axis=-1) for name in _BY_TOKEN}
+        arrays |= {name: np.concatenate([getattr(trace, name) for trace in self.traces]) for name in _BY_ROW}
+        header = {
+            "version": FORMAT_VERSION,
+            "header": self.header.to_dict(),
+            "traces": [
+                {name: getattr(trace, name) for name in _META}
+                | {"rows": [len(getattr(trace, name)) for name in ("ids", *_BY_ROW)]}
+                for trace in self.traces
+            ],
         }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, json=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
+        return buffer.getvalue()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        def by_tier(name: str) -> dict[int, Any]:
-            return {int(tier): value for tier, value in data[name].items()}
+    def load(cls, path: str | os.PathLike[str]) -> TraceSet:
+        """Read a set.
 
-        return cls(data["prompt_length"], data["text"], by_tier("best"),
-                   {tier: [dict(map(tuple, row)) for row in rows] for tier, rows in by_tier("regret").items()},
-                   {(low, high): values for low, high, values in data["divergence"]}, by_tier("found"),
-                   by_tier("entropy"))
+        Raises:
+            FileNotFoundError: no such file. ValueError: something else than a trace set, or one of a newer format.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no traces at {path}")
+        return cls.from_bytes(path.read_bytes(), str(path))
 
-
-def record(decoder: PyramidDecoder, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], divergence_name: str = "js",
-           progress: Callable[[], None] = lambda: None) -> list[Trace]:
-    """One Trace per answer. Tiers that cannot read a text (a shorter context, another vocabulary) raise IndexError there.
-
-    `progress` is called after each answer.
-    """
-    traces = []
-    for prompt, answer in zip(prompts, answers):
-        traces.append(_trace(decoder, list(prompt), list(answer), divergence_name))
-        progress()
-    decoder.clear_caches()
-    return traces
-
-
-@torch.inference_mode()
-def _trace(decoder: PyramidDecoder, prompt: list[int], answer: list[int], divergence_name: str) -> Trace:
-    text = Text(prompt + answer[:-1])
-    logits = {tier: scorer.logits(text, Tokens(), last=len(answer)).cpu() for tier, scorer in decoder.scorers.items()}
-    best = {tier: rows.argmax(-1).tolist() for tier, rows in logits.items()}
-    # In half precision a wide forward may break a near-tie otherwise than the narrow one that wrote the text did.
-    best[decoder.target] = list(answer)
-    found = {tier: _proposals(decoder, tier, prompt, answer) for tier in range(decoder.target) if tier not in decoder.scorers}
-    regret = {}
-    for tier, rows in logits.items():
-        below = [best[low] for low in best if low < tier] + [[ids[0] if ids else -1 for ids in rows_] for rows_ in found.values()]
-        regret[tier] = _regrets(rows, [answer, *below])
-    points = point_logits(torch.tensor(answer), decoder.vocab_size)
-    compare = divergence(divergence_name)
-    distance = {(low, high): compare(rows, logits.get(low, points)).tolist() for high, rows in logits.items() for low in range(high)}
-    return Trace(len(prompt), answer, best, regret, distance, found, {tier: entropy(rows).tolist() for tier, rows in logits.items()})
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str = "these bytes") -> TraceSet:
+        """The inverse of `to_bytes`; raises ValueError as `load` does."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                arrays = dict(file)
+            described = json.loads(bytes(arrays["json"]))
+            version, header, metas = described["version"], described["header"], described["traces"]
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{where}: not a trace set as tuning.traces writes it ({error})") from None
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"{where} has format version {version}; this library reads {FORMAT_VERSION}: record it again"
+            )
+        traces, at = [], dict.fromkeys(("ids", *_BY_ROW), 0)
+        for meta in metas:
+            rows = {name: slice(at[name], at[name] + n) for name, n in zip(at, meta["rows"])}
+            traces.append(
+                Trace(
+                    **{name: meta[name] for name in _META},
+                    **{name: arrays[name][..., rows["ids"]] for name in _BY_TOKEN},
+                    **{name: arrays[name][rows[name]] for name in _BY_ROW},
+                )
+            )
+            at = {name: piece.stop for name, piece in rows.items()}
+        return cls(Header.from_dict(header), traces)
 
 
-def _regrets(logits: torch.Tensor, proposals: list[list[int]]) -> list[dict[int, float]]:
-    """Per position, how much less likely than the best each proposed id is, in nats."""
-    top = logits.max(-1).values
-    rows: list[dict[int, float]] = [{} for _ in range(len(top))]
-    for ids in proposals:
-        known = torch.tensor(ids).clamp_min(0)
-        values = (top - logits.gather(-1, known[:, None])[:, 0]).tolist()
-        for row, token, value in zip(rows, ids, values):
-            if token >= 0:
-                row[token] = value
-    return rows
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    cli = OneSentenceParser(
+        "tuning.traces", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cli.add_argument(
+        "--task", nargs="+", required=True, metavar="TASK", help="names of tasks, or paths of their YAML files"
+    )
+    cli.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the .npz file; traces that it holds already are kept and not repeated",
+    )
+    cli.add_argument(
+        "--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)"
+    )
+    cli.add_argument("--target", default="auto", help="another of the family's targets (default %(default)s)")
+    cli.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (default %(default)s)")
+    cli.add_argument(
+        "--data", metavar="FILE", help="questions in the task's format (one task only; default: its sample)"
+    )
+    cli.add_argument("--limit", type=int, help="examples per task, chosen by the seed (default: all)")
+    cli.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (default: the task's)")
+    cli.add_argument("--seed", type=int, default=0, help="of the choice of examples (default %(default)s)")
+    cli.add_argument("--no-costs", action="store_true", help="do not measure what forwards cost here")
+    return cli
 
 
-def _proposals(decoder: PyramidDecoder, tier: int, prompt: list[int], answer: list[int]) -> list[list[int]]:
-    """What the model-less drafter `tier` proposes before each token of the answer."""
-    text = Text(prompt)
-    run = Run(text, Sampler(False, None), None, frozenset())
-    rows = []
-    for token in answer:
-        proposal = decoder._drafters[tier].propose(run, LONGEST_PROPOSAL, LONGEST_PROPOSAL, None, False)
-        rows.append([] if proposal is None else proposal.tokens.host_ids())
-        text.accept([token])
-    return rows
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record traces; returns the exit code."""
+    cli = parser()
+    given = cli.parse_args(arguments)
+    try:
+        with one_sentence(cli):
+            _record(given)
+    except KeyboardInterrupt:
+        note(f"Interrupted: what was recorded is kept in {given.out}; the same command goes on from there.")
+        return INTERRUPTED
+    return 0
+
+
+def _record(given: argparse.Namespace) -> None:
+    if given.out.suffix != ".npz" or not given.out.parent.is_dir():
+        raise ValueError(f"--out must be a file that ends in .npz, in a directory that exists; got {str(given.out)!r}")
+    if given.data is not None and len(given.task) > 1:
+        raise ValueError(
+            f"--data belongs to one task, got {len(given.task)}: record them one by one into the same file"
+        )
+    tasks = [load_task(name, data=given.data, limit=given.limit, seed=given.seed) for name in given.task]
+    known = TraceSet.load(given.out) if given.out.exists() else None
+    # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
+    from adaptive_pyramid.decoding.decoder import PyramidDecoder
+    from adaptive_pyramid.models import families
+    from tuning.measure import cost_forwards
+    from tuning.recording import header_of, record_task
+
+    family = families.load(given.family, dtype=given.dtype, target=given.target)
+    decoder = PyramidDecoder(family.models)
+    if known is None:
+        with progress_bar("cost table", 0 if given.no_costs else cost_forwards(decoder)) as advance:
+            known = TraceSet(header_of(family, decoder, not given.no_costs, advance))
+    elif differences := known.header.differences(header_of(family, decoder, costs=False)):
+        raise ValueError(f"{given.out} was recorded otherwise ({'; '.join(differences)}); record into a new file")
+    for task in tasks:
+        with progress_bar(task.name, sum(len(example.turns) for example in task.examples)) as advance:
+            record_task(known, decoder, family.tokenizer, task, given.max_new_tokens, given.out, advance)
+    note(
+        f"{given.out}: {len(known)} traces, {known.tokens} tokens, "
+        f"{given.out.stat().st_size / known.tokens:.0f} bytes per token; read some positions at a time, the target "
+        f"disagrees with its own text at {known.width_flips:.2%} of them"
+    )
+
+
+if __name__ == "__main__":
+    # Under its own name: classes of a module run as a script differ from those that other modules import.
+    from tuning.traces import main as run
+
+    sys.exit(run())

@@ -9,7 +9,7 @@ from ..config import PyramidConfig, Route
 from ..throughput import Acceptance, CostModel, ThroughputModel
 from .pool import Pool
 
-LENGTHS = (1, 2, 4, 8, 16)
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 LIMIT = 32
 
 # Guesses, for pairs nobody has seen at work yet; the first blocks replace them.
@@ -17,6 +17,7 @@ MODEL_PAIR = Acceptance(rate=0.7)
 LOOKUP = Acceptance(rate=0.6, hit=0.3)
 # Rates at which a config has to be the best of its route to become an arm.
 _CIRCUMSTANCES = (0.4, 0.6, 0.8, 0.93)
+_WEAK_BELOW_STRONG = 0.5, 0.95   # a qualifier that the target nearly always agrees with, over a draft that often fails
 
 # Thresholds below an exact target, where they cost no quality: total variation in sampling, nats of regret in greedy
 # decoding; the two happen to want the same numbers.
@@ -85,8 +86,9 @@ def _best_somewhere(plain: PyramidConfig, guess: dict[tuple[int, int], Acceptanc
     grid = [config for config in grid if all(config.stage(lower).length <= config.stage(upper).length
                                              for lower, upper in zip(stages, stages[1:]))]
     kept = [_fastest(grid, ThroughputModel(costs, guess))]
-    for rate in _CIRCUMSTANCES:
-        acceptance = {pair: Acceptance(rate, known.hit) for pair, known in guess.items()}
+    weak, strong = _WEAK_BELOW_STRONG
+    for lower, top in (*((rate, rate) for rate in _CIRCUMSTANCES), (weak, strong)):
+        acceptance = {pair: Acceptance(top if pair[1] == plain.target else lower, known.hit) for pair, known in guess.items()}
         kept.append(_fastest(grid, ThroughputModel(costs, acceptance)))
     return list(dict.fromkeys(kept))
 

@@ -1,6 +1,7 @@
 """How much each tier accepts of what another proposes: estimates that every block improves, also for what it did not run.
 
 Exact, given the block's own text (greedy decoding, and sampling up to the first refusal):
+- lookups that the target did not ask (`Shadow`);
 - any shorter length, because acceptance is kept by position: the start of a longer proposal is the shorter one;
 - other thresholds at the same verifier: position i passes at tau' if its distance is at most tau', else as it did; with a
   drift budget, as far as a bucket of its own pays for it.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..config import PyramidConfig
-from ..stats import BlockStats, Verification, nanmean
+from ..stats import BlockStats, Shadow, Verification, nanmean
 from .arms import LOOKUP, MODEL_PAIR
 from .change import PageHinkley
 from .experience import Experience
@@ -131,8 +132,11 @@ class Estimates:
                 pair = next((p for p in pairs_of(config, depth, owner) if p.proposer == verification.proposer), None)
                 if pair is not None:
                     self._observe_pair(pair, verification, greedy)
-        if self.counterfactual and len(config.route) > 2 and not isinstance(config.route[0], tuple):
-            self._through(config, block)
+        if self.counterfactual:
+            for shadow in block.shadows:
+                self._observe_shadow(shadow)
+            if len(config.route) > 2 and not isinstance(config.route[0], tuple):
+                self._through(config, block)
         if block.verifications:
             self._feel(block.verifications[-1])
 
@@ -161,6 +165,15 @@ class Estimates:
                     self.filled[:, tier] = self.filled[:, tier] * self._keep + (v.proposed, config.stage(v.tier).length)
             if v.proposer == tier:
                 break
+
+    def _observe_shadow(self, shadow: Shadow) -> None:
+        """A lookup that the target did not ask is as well known as one that it did, up to the end of the block."""
+        self.asked[:, shadow.tier] *= self._keep
+        self.asked[1, shadow.tier, self._mood[1]] += 1
+        self.asked[0, shadow.tier, self._mood[1]] += shadow.proposed > 0
+        i = self._index.get(Pair(shadow.tier, self.target))
+        if i is not None and shadow.tested:
+            self._add(i, _by_bucket(shadow.accepted), _by_bucket(shadow.tested))
 
     def _observe_pair(self, pair: Pair, v: Verification, greedy: bool) -> None:
         self._watch(pair, v)
@@ -195,7 +208,8 @@ class Estimates:
         bottom, middle, target = config.route
         ran, relaxes = config.stage(target).tau, config.stage(middle).tau
         top = block.verifications[-1]
-        for i in self._siblings.get(Pair(bottom, target), []) + (self._siblings.get(Pair(middle, target), []) if relaxes else []):
+        told = self._siblings.get(Pair(bottom, target), []) if bottom not in {shadow.tier for shadow in block.shadows} else []
+        for i in told + (self._siblings.get(Pair(middle, target), []) if relaxes else []):
             pair = self.pairs[i]
             accepted = tested = 0
             position = 0

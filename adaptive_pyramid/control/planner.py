@@ -39,7 +39,7 @@ class PlannerController(GuardedController):
     name = "planner"
 
     def __init__(self, arms: Sequence[PyramidConfig], pool: Pool, drift_budget: float | None = None,
-                 counterfactual: bool = True, optimism: float = 0.5) -> None:
+                 counterfactual: bool = True, optimism: float = 0.1) -> None:
         super().__init__(arms, pool)
         self.optimism = optimism
         # The shortened versions that the ladder may run are forecast too; the arms come first.

@@ -13,7 +13,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import PyramidConfig, Route, StageConfig, route_label
 from ..request import GenerationRequest
-from ..stats import BlockStats
+from ..stats import SHADOW_LENGTH, BlockStats, Shadow
 from .drafters import ForeignDrafter, Lookup, LookupDrafter, ModelDrafter
 from .drift import DriftBudget
 from .method import Method, resolve
@@ -58,6 +58,7 @@ class PyramidDecoder:
         self.target = len(tiers) - 1
         target_vocabulary = output_width(tiers[-1])
         self.scorers: dict[int, Scorer] = {}
+        self.lookups: dict[int, LookupDrafter] = {}
         self._drafters: dict[int, Proposer] = {}
         # A tier must not propose an id that a tier above it cannot embed; masking the law (not dropping the token)
         # keeps proposals unbiased.
@@ -70,7 +71,7 @@ class PyramidDecoder:
                 self.scorers[tier] = scorer
                 self._drafters[tier] = ModelDrafter(scorer)
             elif isinstance(member, Lookup):
-                self._drafters[tier] = LookupDrafter(member, tier, usable)
+                self._drafters[tier] = self.lookups[tier] = LookupDrafter(member, tier, usable)
             elif isinstance(member, CandidateGenerator):
                 self._drafters[tier] = ForeignDrafter(member, tier, usable)
             else:
@@ -157,6 +158,7 @@ class Decoding:
         position = len(self.new_ids)
         context = len(self.sequence)
         run = self._run
+        found = self._overlooked(config)
         with torch.inference_mode():
             verdict, origins = self._chain(config).round(run, self.request.max_new_tokens - position, run.budget)
         tokens = self._emit(verdict)
@@ -170,8 +172,15 @@ class Decoding:
             origins=tuple(origins[: len(tokens)]), drift=tuple(verdict.drift[: len(tokens)]),
             budget_left=None if run.budget is None else run.budget.balance,
             copies=len(verifications), near_ties=sum(verdict.near_ties[: len(tokens)]),
+            shadows=tuple(Shadow.of(tier, ids, tokens) for tier, ids in found),
         )
         return Block(tokens, stats, verdict.scores[: len(tokens)], verdict.logits[: len(tokens)])
+
+    def _overlooked(self, config: PyramidConfig) -> list[tuple[int, list[int]]]:
+        """(tier, ids it finds) for every lookup that the target does not ask under `config`."""
+        asked = config.route[-2] if len(config.route) > 1 else ()
+        return [(tier, lookup.find(self.sequence, SHADOW_LENGTH)) for tier, lookup in self.decoder.lookups.items()
+                if tier != asked and not (isinstance(asked, tuple) and tier in asked)]
 
     def _emit(self, verdict: Verdict) -> list[int]:
         """Append the verdict's tokens up to the first stop."""

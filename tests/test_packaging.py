@@ -1,0 +1,40 @@
+"""What an installed package must hold: every data file beside the code, and a command for every module that is one."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = PROJECT["tool"]["setuptools"]["packages"]
+
+
+def folder(package: str) -> Path:
+    return ROOT / package.replace(".", "/")
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    roots = {package.split(".")[0] for package in PACKAGES}
+    found = {path.parent.relative_to(ROOT) for root in roots for path in (ROOT / root).rglob("*.py")}
+    assert {".".join(path.parts) for path in found} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", ["adaptive_pyramid", "policies", "tuning"])
+def test_every_data_file_is_shipped(package) -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    shipped = {path for name, patterns in data.items() for pattern in patterns for path in folder(name).glob(pattern)}
+    there = {path for kind in ("yaml", "jsonl", "html", "css", "js") for path in folder(package).rglob(f"*.{kind}")}
+    assert there - shipped == set() and (not there or there & shipped)
+
+
+def test_every_command_has_a_script() -> None:
+    commands = {path.stem for path in (ROOT / "tuning").glob("*.py") if " = OneSentenceParser(" in path.read_text(encoding="utf-8")}
+    scripts = PROJECT["project"]["scripts"]
+    assert scripts == {f"adaptive-pyramid-{name}": f"tuning.{name}:main" for name in commands}
+    for target in scripts.values():
+        module, function = target.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
