@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +126,8 @@ class Objective:
     then those of `Tally.to_dict`, then "score" (as in a profile), "score_loss" and "worker".
 
     Args:
-        worker: who measures, for the record. progress: called after each question.
+        worker: who measures, for the record. progress: called after each question. interruptible: a context for what
+            takes long and leaves the database alone, where Ctrl-C does no harm.
     """
 
     bench: Bench
@@ -137,6 +139,7 @@ class Objective:
     worker: str
     with_score: bool = False
     progress: Callable[[], None] = lambda: None
+    interruptible: Callable[[], AbstractContextManager] = nullcontext
 
     def __post_init__(self) -> None:
         examples = [question.example for question in self.questions]
@@ -162,7 +165,9 @@ class Objective:
         for index, question in enumerate(self.questions):
             for prompt, answer in zip(question.prompts, question.answers):
                 runs = (lambda: self.bench.ar_at_its_pace(prompt), lambda: self.bench.run(prompt, config))
-                tally.add(*in_rotation(runs, index + trial.number), answer_tokens=len(answer))
+                with self.interruptible():
+                    timed = in_rotation(runs, index + trial.number)
+                tally.add(*timed, answer_tokens=len(answer))
             self.progress()
             if self.with_score:
                 continue   # a study of two objectives takes no intermediate values and prunes nothing
@@ -172,7 +177,8 @@ class Objective:
                 raise optuna.TrialPruned
         measured = tally.to_dict()
         _remember(trial, measured)
-        score, loss = self.score(config)
+        with self.interruptible():
+            score, loss = self.score(config)
         trial.set_user_attr("score", score_dict(score))
         trial.set_user_attr("score_loss", list(loss))
         for name, excess in self.limits.excesses(score.value, loss[0], measured["mean_drift"]).items():

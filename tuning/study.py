@@ -264,7 +264,9 @@ class Search:
             prepare_sampler()
             return self.study.sampler.expected_gain(self.study) < self.settings.min_gain
 
-        return SharedTrials(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
+        shared = SharedTrials(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
+        objective.interruptible = shared.ctrl_c.let_in
+        return shared
 
     def _watch_workers(self, left: int) -> None:
         """Let worker processes do the trials, and tell what they finish.

@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from tuning import storage
 from tuning.console import note
+from tuning.ctrl_c import CtrlC
 from tuning.storage import OpenStudy
 
 Values = float | tuple[float, ...]
@@ -34,6 +35,8 @@ class SharedTrials:
     Claims are made one at a time, under the study's lock: whoever holds it counts what is finished or running, asks for
     a trial only if that is fewer than `total`, and keeps the lock until the trial's parameters are stored. So no trial
     is run that nobody asked for, and no sampler chooses what another worker has just begun.
+
+    Ctrl-C is held back, except where the objective enters `ctrl_c.let_in()`, which it should for all that takes long.
 
     Args:
         total: finished trials to end with.
@@ -54,6 +57,7 @@ class SharedTrials:
 
     def __post_init__(self) -> None:
         self.study, self._database, self._lock = self.opened
+        self.ctrl_c = CtrlC()
 
     def run(self, go_on: Callable[[], bool] = lambda: True) -> None:
         """Claim and measure until the study is full, or until `go_on` says no."""
@@ -61,9 +65,10 @@ class SharedTrials:
         while go_on():
             self._lock.acquire()
             try:
-                following = self._next()
-                if following is _Next.MEASURE:
-                    self._measure()   # gives the lock back as soon as the trial is claimed
+                with self.ctrl_c:
+                    following = self._next()
+                    if following is _Next.MEASURE:
+                        self._measure()   # gives the lock back as soon as the trial is claimed
             finally:
                 self._lock.release()
             if following is _Next.END:

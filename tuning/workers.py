@@ -11,6 +11,8 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
+from tuning.ctrl_c import CtrlC
+
 _LOOK = 0.5   # seconds between two looks at what was finished
 
 
@@ -21,30 +23,32 @@ class WorkersFailed(RuntimeError):
 def run_workers(target: Callable[..., None], arguments: tuple, workers: int, look: Callable[[], None]) -> list[int]:
     """Run `target(*arguments, number)` in `workers` processes, numbered from 1, and wait for all of them.
 
-    Ctrl-C ends them, and KeyboardInterrupt goes on from here. Processes are spawned, not
-    forked: a fork of a process that has used torch's threads hangs.
+    Processes are spawned, not forked: a fork of a process that has used torch's threads hangs.
 
     Args:
         arguments: anything that pickles. look: called about twice a second, and once in the end.
 
     Returns:
         Exit codes of the workers that failed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, once all of them have ended.
     """
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // workers)
     processes = [context.Process(target=_work, args=(target, arguments, number, threads), name=f"worker {number}")
                  for number in range(1, workers + 1)]
-    try:
-        with _deaf_to_ctrl_c():
-            for process in processes:
-                process.start()
-        while any(process.is_alive() for process in processes):
-            wait([process.sentinel for process in processes if process.is_alive()], timeout=_LOOK)
-            look()
-    except BaseException:
-        _end(processes)
-        raise
-    look()
+    with CtrlC() as ctrl_c:
+        try:
+            with _deaf_to_ctrl_c():
+                for process in processes:
+                    process.start()
+            while any(process.is_alive() for process in processes) and not ctrl_c.pressed:
+                wait([process.sentinel for process in processes if process.is_alive()], timeout=_LOOK)
+                look()
+        finally:
+            _end(processes)
+        look()
     return [process.exitcode for process in processes if process.exitcode]
 
 
@@ -55,8 +59,7 @@ def parent_is_alive() -> bool:
 
 
 def _work(target: Callable[..., None], arguments: tuple, number: int, threads: int) -> None:
-    """What a worker process does. Ctrl-C reaches it through its parent alone, as SIGTERM, which ends it at once: an
-    exception in the middle of a transaction, or at the start of a heartbeat thread, could leave either open for ever."""
+    """What a worker process does. Ctrl-C reaches it through its parent alone, as SIGTERM, which ends it at once."""
     torch.set_num_threads(threads)
     target(*arguments, number)
 
@@ -64,7 +67,7 @@ def _work(target: Callable[..., None], arguments: tuple, number: int, threads: i
 def _end(processes: list[BaseProcess]) -> None:
     started = [process for process in processes if process.pid is not None]
     for process in started:
-        process.terminate()
+        process.terminate()   # nothing happens to those that have ended
     for process in started:
         process.join()
 
