@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -48,3 +49,11 @@ def postgresql():
     pytest.importorskip("psycopg")
     with postgres.running_server(programs) as url:
         yield url
+
+
+@pytest.fixture
+def ctrl_c_works():
+    """Ctrl-C as in a terminal, here and in processes started within: what a script runs with `&` ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

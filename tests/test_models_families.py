@@ -150,6 +150,7 @@ def test_other_targets_of_a_file(tmp_path):
     path = _file(tmp_path, name="mine", tiers=[{"name": "big", "repo": "big"}],
                  targets={"int4": [{"name": "fast", "repo": "big", "quantize": {"body": "int4"}}]})
     assert not any(isinstance(m, QuantizedLinear) for m in load(path, progress=False).models[0].modules())
+    assert families.other_targets(path) == ["int4"] and families.other_targets(path, "int4") == ["auto"]
     (fast,) = load(path, target="int4", progress=False).models
     assert isinstance(fast.model.layers[0].mlp.up_proj, QuantizedLinear)
     assert not isinstance(fast.lm_head, QuantizedLinear)

@@ -14,6 +14,8 @@ from toy_worker import open_toy
 from tuning.ctrl_c import CtrlC
 from tuning.trials import SharedTrials
 
+pytestmark = pytest.mark.usefixtures("ctrl_c_works")
+
 
 def press() -> None:
     signal.raise_signal(signal.SIGINT)

@@ -204,6 +204,16 @@ def test_finals_measure_everyone_on_the_same_prompts() -> None:
     finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
     assert bench.order == ["ar", "own", "own", "hf", "own", "own", "hf", "ar"]
     assert finals.tallies[finals.winner].ratio == 2.0 and finals.over_hugging_face(finals.winner) == 4.0
+    assert finals.over_other_targets(finals.winner) == {}
+
+
+def test_finals_time_the_familys_other_targets_in_the_same_rotation() -> None:
+    bench, other = FakeBench("pyramid"), FakeBench("pyramid")
+    other.order, other.timed = bench.order, lambda name, ids: FakeBench.timed(other, "other", ids)
+    other.seconds["other"] = 0.5
+    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": other})
+    assert bench.order == ["other", "ar", "own", "own", "other", "hf", "own", "own", "other", "hf", "ar"]   # warmed up first
+    assert finals.over_other_targets(finals.winner) == {"int4": 0.5} and finals.over_hugging_face(finals.winner) == 4.0
 
 
 def profile_of(own_seconds: float, monkeypatch):
@@ -212,15 +222,16 @@ def profile_of(own_seconds: float, monkeypatch):
     bench.pyramid.description = lambda: {"tiers": ["lookup", "small", "big"], "device": "cpu", "dtype": "float32", "versions": {"torch": "2"}}
     family = SimpleNamespace(name="f", tier_names=("lookup", "small", "big"), models=(None, None, None),
                              sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}})
-    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
+    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")})
     prior = SimpleNamespace(costs=None)
     score = {"value": 0.5, "low": 0.1, "high": 0.9, "n": 2, "label": "x"}
-    return make_profile("t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1})
+    return make_profile("t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1, "target": "int8"})
 
 
 def test_a_profile_holds_the_fresh_numbers(monkeypatch) -> None:
     profile = profile_of(0.5, monkeypatch)
     assert profile.measured["speed_ratio"] == 4.0 and profile.measured["speed_ratio_hf"] == 8.0 and profile.measured["acceptance"] == {2: pytest.approx(2 / 3)}
+    assert profile.measured["speed_ratio_other_targets"] == {"int4": 4.0} and profile.target == "int8"
     assert len(profile.config.route) > 1 and profile.revisions["big"] == "repo: b, revision: 1"
 
 
@@ -228,6 +239,7 @@ def test_a_config_that_does_not_pay_is_not_shipped(monkeypatch) -> None:
     profile = profile_of(2.5, monkeypatch)
     assert profile.config.route == (2,) and profile.measured["speed_ratio"] == 1.0
     assert profile.measured["tokens_per_second"] == 2.0 and profile.measured["speed_ratio_hf"] == 2.0
+    assert profile.measured["speed_ratio_other_targets"] == {"int4": 1.0}
 
 
 def test_spare_stages_get_sensible_lengths() -> None:

@@ -8,18 +8,23 @@ import platform
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 import torch
+import yaml
 from optuna.trial import TrialState
 
 from adaptive_pyramid import AdaptivePyramid, Profile
+from tiny import graded_family, tiny_tokenizer
 from tiny_search import QUESTIONS, TOKENS, search, tiny_family
-from tuning import results, storage
+from tuning import decodings, results, storage
 from tuning.costs import load_costs
 from tuning.evidence import Evidence
+from tuning.settings import Settings
+from tuning.study import run_search
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -111,6 +116,25 @@ def test_other_settings_cannot_resume_a_study(done, family, change, named) -> No
         search(done.out, trials=5, family=family, **change)
 
 
+def test_a_search_of_another_target(tmp_path, capsys) -> None:
+    for name, model in zip(("small", "big"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=2048)):
+        model.save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    tiers = [{"name": name, "repo": name} for name in ("small", "big")]
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"name": "mine", "tiers": [{"name": "lookup", "lookup": True}, tiers[1]], "targets": {"pair": tiers}}))
+    asked = Settings("csqa", family=str(file), target="pair", trials=2, questions=QUESTIONS, max_new_tokens=TOKENS, out=tmp_path / "t.yaml")
+    profile = run_search(asked).profile
+    assert profile.target == "pair" and profile.tiers == ("small", "big")
+    ratios = profile.measured["speed_ratio_other_targets"]
+    assert set(ratios) == {"auto"} and ratios["auto"] > 0 and Profile.load(asked.out) == profile
+    assert f"{ratios['auto']:.2f} x target-only decoding with target auto" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="target was 'pair' and is 'auto' now"):
+        run_search(replace(asked, target="auto"))
+    evidence = Evidence.load(asked.out)
+    assert decodings.made_with(evidence)["target"] == "pair"
+
+
 def test_a_method_that_drifts_is_scored_on_its_own_text(tmp_path, family) -> None:
     outcome = search(tmp_path / "psd.yaml", trials=3, method="psd_f", family=family)
     trials = load_study(tmp_path / "psd.yaml").trials
@@ -125,7 +149,7 @@ def test_methods_with_nothing_to_tune_say_so(tmp_path, family) -> None:
         search(tmp_path / "ar.yaml", method="ar", family=family)
 
 
-def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path) -> None:
+def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path, ctrl_c_works) -> None:
     out = tmp_path / "stopped.yaml"
     command = [sys.executable, str(ROOT / "tests" / "tiny_search.py"), str(out), "7"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -176,6 +200,7 @@ def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("arguments, expected", [
     (["--task", "csqq"], "unknown task 'csqq'; did you mean 'csqa'?"),
     (["--task", "csqa", "--family", "smollm2-135"], "unknown family 'smollm2-135'; did you mean 'smollm2-135m'?"),
+    (["--task", "csqa", "--target", "int5"], "unknown target of family 'smollm2-135m' 'int5'; did you mean 'int4'?"),
     (["--task", "csqa", "--method", "pyramide"], "unknown method 'pyramide'; did you mean 'pyramid'?"),
     (["--task", "csqa", "--trails", "3"], "unknown option '--trails'; did you mean '--trials'?"),
     (["--task", "csqa", "--trials", "0"], "--trials must be at least 1, got 0"),

@@ -49,7 +49,7 @@ def test_a_killed_worker_costs_no_trial(tmp_path, request, monkeypatch, capsys, 
     assert outcome.profile.study["remeasured"]   # by the parent, after all of them
 
 
-def test_ctrl_c_ends_all_workers_and_keeps_everything(tmp_path) -> None:
+def test_ctrl_c_ends_all_workers_and_keeps_everything(tmp_path, ctrl_c_works) -> None:
     out = tmp_path / "stopped.yaml"
     line = [sys.executable, str(ROOT / "tests" / "tiny_search.py"), str(out), "40", "pyramid", "2"]
     process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -96,7 +96,7 @@ def test_workers_that_all_die_leave_a_study_to_go_on_with(tmp_path, capsys) -> N
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_refusals_are_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("adaptive_pyramid.models.families.load", lambda name: tiny_family())
+    monkeypatch.setattr("adaptive_pyramid.models.families.load", lambda name, target: tiny_family())
     with pytest.raises(SystemExit) as end:
         command.main(["--task", "csqa", *arguments])
     assert end.value.code == 2

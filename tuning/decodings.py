@@ -120,7 +120,7 @@ def made_with(evidence: Evidence) -> dict[str, Any]:
     """Everything that the decodings depend on."""
     names = ("task", "family", "tiers", "dtype", "device", "questions", "max_new_tokens", "seed", "questions_sha256", "versions")
     costs = json.dumps(evidence.costs.to_dict(), sort_keys=True).encode()
-    return {**{name: evidence.settings[name] for name in names}, "divergence": evidence.method.divergence, "taus": list(TAUS),
+    return {**{name: evidence.settings[name] for name in names}, "target": evidence.profile.target, "divergence": evidence.method.divergence, "taus": list(TAUS),
             "costs_sha256": hashlib.sha256(costs).hexdigest()[:16]}
 
 
@@ -150,7 +150,9 @@ def decode(evidence: Evidence, family: families.Family | None = None, task: str 
     loaded, examples, _ = choose_examples(chosen)
     if questions_digest(examples) != settings["questions_sha256"]:
         raise ValueError("these are not the questions of the study; give the --task and --data that it was made with")
-    pyramid = AdaptivePyramid(family if family is not None else families.load(settings["family"]), control="fixed")
+    if family is None:
+        family = families.load(settings["family"], target=evidence.profile.target)
+    pyramid = AdaptivePyramid(family, control="fixed")
     questions = ask(Bench(pyramid, evidence.method, settings["max_new_tokens"]), examples, evidence.answers)
     left = questions[len(found) :]
     with progress(f"decodings on {route_label(found.config.route)}", len(left) * len(SETTINGS)) as advance:

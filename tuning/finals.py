@@ -27,12 +27,14 @@ class Finals:
     """Everything timed in turn on the same prompts: fresh numbers, free of the luck that made a trial the best of many.
 
     Args:
-        tallies: one per finalist, in their order. hugging_face: its runs, by prompt.
+        tallies: one per finalist, in their order. hugging_face: its runs, by prompt. other_targets: those of target-only
+            decoding with other targets of the family, by their names.
     """
 
     finalists: list[FrozenTrial]
     tallies: list[Tally]
     hugging_face: list[Timed] = field(default_factory=list)
+    other_targets: dict[str, list[Timed]] = field(default_factory=dict)
 
     @property
     def winner(self) -> int:
@@ -40,27 +42,40 @@ class Finals:
 
     def over_hugging_face(self, index: int) -> float | None:
         """tokens/s of a finalist over those of Hugging Face `generate`; None if that was not timed."""
-        if not self.hugging_face:
-            return None
-        theirs = sum(run.tokens for run in self.hugging_face) / sum(run.seconds for run in self.hugging_face)
+        return self._over(self.hugging_face, index) if self.hugging_face else None
+
+    def over_other_targets(self, index: int) -> dict[str, float]:
+        """tokens/s of a finalist over those of target-only decoding with the family's other targets."""
+        return {name: self._over(runs, index) for name, runs in self.other_targets.items()}
+
+    def _over(self, runs: Sequence[Timed], index: int) -> float:
+        theirs = sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
 
 def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence[FrozenTrial],
-                progress: Callable[[], None] = lambda: None) -> Finals:
-    """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn."""
-    finals = Finals(list(finalists), [Tally() for _ in finalists])
+                progress: Callable[[], None] = lambda: None, others: Mapping[str, Bench] = {}) -> Finals:
+    """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn.
+
+    `others`: by name, the family with other targets, whose `ar` is timed as well.
+    """
+    finals = Finals(list(finalists), [Tally() for _ in finalists], other_targets={name: [] for name in others})
     configs = [config_of(trial) for trial in finalists]
+    for other in others.values():
+        other.ar(questions[0].prompts[0])   # the first run of a model that was just loaded is slower than all others
     turn = 0
     for question in questions:
         for prompt, answer in zip(question.prompts, question.answers):
             runs: list[Callable[[], Timed]] = [lambda: bench.ar(prompt)]
             runs += [lambda config=config: bench.run(prompt, config) for config in configs]
+            runs += [lambda other=other: other.ar(prompt) for other in others.values()]
             if bench.price is None:
                 runs.append(lambda: bench.hugging_face(prompt))
             ar, *own = in_rotation(runs, turn)
             if bench.price is None:
                 finals.hugging_face.append(own.pop())
+            for name, timed in zip(others, own[len(configs) :]):
+                finals.other_targets[name].append(timed)
             for tally, timed in zip(finals.tallies, own):
                 tally.add(ar, timed, len(answer))
             turn += 1
@@ -77,9 +92,10 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     """
     config = config_of(trial)
     if finals is None:
-        seen, ratio_hf = dict(trial.user_attrs), None
+        seen, ratio_hf, ratios = dict(trial.user_attrs), None, {}
     else:
         seen, ratio_hf = finals.tallies[finals.winner].to_dict(), finals.over_hugging_face(finals.winner)
+        ratios = finals.over_other_targets(finals.winner)
     measured: dict[str, Any] = {
         "speed_ratio": seen["ratio"], "speed_ratio_interval": list(seen["ratio_interval"]),
         "answer_speed_ratio": seen["answer_ratio"], "tokens_per_second": seen["tokens_per_second"],
@@ -87,21 +103,23 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
         "agreement": seen["agreement"], "mean_drift": seen["mean_drift"], "score": dict(trial.user_attrs["score"]),
         "prompts": seen["prompts"], "predicted_ratio": trial.user_attrs["predicted_ratio"],
     }
-    if ratio_hf is not None:
-        measured["speed_ratio_hf"] = ratio_hf
+    shipped = max(1.0, 1.0 / seen["ratio"])   # tokens/s of what is shipped over the finalist's
     if seen["ratio"] <= 1.0:
         # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
         measured = {"speed_ratio": 1.0, "tokens_per_second": seen["ar_tokens_per_second"], "mean_drift": 0.0,
                     "agreement": 1.0, "score": dict(ar_score), "prompts": seen["prompts"]}
-        if ratio_hf is not None:
-            measured["speed_ratio_hf"] = ratio_hf / seen["ratio"]
         config = config.with_route((config.target,))
+    if ratio_hf is not None:
+        measured["speed_ratio_hf"] = ratio_hf * shipped
+    if ratios:
+        measured["speed_ratio_other_targets"] = {name: ratio * shipped for name, ratio in ratios.items()}
     here = bench.pyramid.description()
     method, what_if = bench.method, study.get("costs")
     return Profile(
-        task=task, family=family.name, tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
+        task=task, family=family.name, target=study.get("target", "auto"), tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
         rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
-        costs=None if what_if else prior.costs, device=f"what-if {what_if['name']}" if what_if else here["device"], dtype=here["dtype"], study=dict(study),
+        costs=None if what_if else prior.costs, dtype=here["dtype"], study=dict(study),
+        device=f"what-if {what_if['name']}" if what_if else here["device"],
         versions={name: str(number) for name, number in here["versions"].items()},
         revisions={name: source_text(family.sources[name], model)
                    for name, model in zip(family.tier_names, family.models)})

@@ -93,8 +93,9 @@ def _measure_claims(given: argparse.Namespace) -> None:
     from tuning.decodings import decode
     from tuning.evidence import Evidence
 
-    family = families.load(given.family) if given.family else None
-    decode(Evidence.load(given.profile, given.storage), family, given.task, given.data, given.run_code)
+    evidence = Evidence.load(given.profile, given.storage)
+    family = families.load(given.family, target=evidence.profile.target) if given.family else None
+    decode(evidence, family, given.task, given.data, given.run_code)
 
 
 if __name__ == "__main__":

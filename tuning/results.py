@@ -139,6 +139,8 @@ def summary(profile: Profile, errors: Mapping[str, float], steps: Sequence[tuple
             f"{seen['tokens_per_second']:.1f} tokens/s")
     if "speed_ratio_hf" in seen:
         best += f", {seen['speed_ratio_hf']:.2f} x Hugging Face generate"
+    for name, ratio in seen.get("speed_ratio_other_targets", {}).items():
+        best += f", {ratio:.2f} x target-only decoding with target {name} (same weights, other kernel)"
     if len(profile.config.route) == 1:
         best += "; nothing was faster than the target alone"
     return [

@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     cli = OneSentenceParser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("--task", required=True, help="a task's name, or the path of its YAML file")
     cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
+    cli.add_argument("--target", default="auto", metavar="NAME", help="which of the family's targets, int4 for instance (default %(default)s)")
     cli.add_argument("--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)")
     cli.add_argument("--method", default="pyramid", help="decoding method (default %(default)s)")
     cli.add_argument("--trials", type=int, default=12, help="the study's total, resumed ones included (default %(default)s)")

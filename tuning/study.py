@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,14 +22,15 @@ from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
 
-from tuning import console, measure, results, storage
+from tuning import console, results, storage
+from tuning.calibration import calibrate
 from tuning.console import Steps, note, progress_bar
 from tuning.examples import Example
 from tuning.finals import FINAL_QUESTIONS, FINALISTS, Finals, make_profile, play_finals
 from tuning.measure import Bench
-from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, prompt_ids, score_dict
+from tuning.objective import MIN_QUESTIONS, Objective, Question, ask, score_dict
 from tuning.prior import Prior
-from tuning.recording import record_answers, tier_infos
+from tuning.recording import tier_infos
 from tuning.sampler import PriorSampler
 from tuning.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.space import Space
@@ -75,7 +75,7 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
     url = storage.checked_url(settings.storage or storage.default_storage(out), settings.workers)
     given = family
     with steps.step("load the family"):
-        family = given if given is not None else families.load(settings.family)
+        family = given if given is not None else families.load(settings.family, target=settings.target)
         pyramid = AdaptivePyramid(family, method=method, control="fixed")
     space = Space.of(method, len(family.models), pyramid.pool().routes())
     bench = Bench(pyramid, method, settings.max_new_tokens)
@@ -173,33 +173,9 @@ class Search:
         """Cost table and traces, measured once per study."""
         known = self.study.user_attrs.get("prior")
         if known is None:
-            known = self._calibrate()
+            known = calibrate(self.bench, self.calibration, self.settings.what_if(), self.steps)
             self.study.set_user_attr("prior", known)
         return Prior.from_dict(known, self.bench.method)
-
-    def _calibrate(self) -> dict[str, Any]:
-        decoder = self.bench.pyramid.decoder
-        prompts = [prompt_ids(self.bench.pyramid.tokenizer, example.messages()) for example in self.calibration]
-        what_if = self.settings.what_if()
-        if what_if is None:
-            with self.steps.step("cost table"), progress_bar("cost table", measure.cost_forwards(decoder)) as advance:
-                costs = measure.cost_table(decoder, [token for prompt in prompts for token in prompt], progress=advance)
-        with self.steps.step("calibration"), progress_bar("calibration", 2 * len(prompts)) as advance:
-            runs: list[measure.Timed] = []
-
-            def answers() -> Iterator[list[int]]:
-                for prompt in prompts:
-                    runs.append(self.bench.ar(prompt))
-                    advance()
-                    yield runs[-1].ids   # recorded at once, while the target's cache holds the prompt
-
-            recorded = record_answers(decoder, prompts, answers(), advance)
-        outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
-        overhead = max(0.0, outside[len(outside) // 2])
-        if what_if is not None:
-            costs, overhead = what_if.model(recorded.header), 0.0   # nothing measured here beside what is modelled
-        return {"costs": costs.to_dict(), "overhead": overhead,
-                "traces": base64.b64encode(recorded.to_bytes()).decode()}
 
     def _questions(self) -> list[Question]:
         """The target's own answers, generated once per study: they give the score and the later turns' prompts."""
@@ -306,8 +282,17 @@ class Search:
         finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
+        others = self._other_targets()
         with progress_bar("finals", len(questions[:FINAL_QUESTIONS])) as advance:
-            return play_finals(self.bench, questions[:FINAL_QUESTIONS], finalists, advance)
+            return play_finals(self.bench, questions[:FINAL_QUESTIONS], finalists, advance, others)
+
+    def _other_targets(self) -> dict[str, Bench]:
+        """The family's other targets, by name, to be timed beside the finalists."""
+        if self.given is not None or self.settings.clock != "wall":
+            return {}
+        name, method = self.settings.family, self.bench.method
+        return {target: Bench(AdaptivePyramid(families.load(name, target=target), control="fixed"), method, self.settings.max_new_tokens)
+                for target in families.other_targets(name, self.settings.target)}
 
     def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
         """Print and write the table, and the profile of the best trial; None if no trial is usable."""
@@ -359,10 +344,12 @@ def _record(settings: Settings, task: Task, measured: Sequence[Example], family:
     """What must not change when a study is resumed."""
     here, what_if = bench.pyramid.description(), settings.what_if()
     return {
-        "task": task.name, "family": family.name, "tiers": here["tiers"], "method": bench.method.name,
+        "task": task.name, "family": family.name, "target": settings.target, "tiers": here["tiers"],
+        "method": bench.method.name,
         "seed": settings.seed, "questions": settings.questions, "questions_sha256": questions_digest(measured),
         "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "clock": settings.clock, "costs": None if what_if is None else what_if.to_dict(), "multi_objective": settings.multi_objective,
+        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective,
+        "costs": None if what_if is None else what_if.to_dict(),
         "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__,
                      **here["versions"]},
     }

@@ -34,7 +34,7 @@ from adaptive_pyramid.models.quantize import SCHEMES, QuantizedLinear, quantize
 from adaptive_pyramid.models.sharing import tier_bytes
 from adaptive_pyramid.models.truncate import truncate
 
-__all__ = ["Family", "FamilyUnavailable", "TierReport", "load", "names"]
+__all__ = ["Family", "FamilyUnavailable", "TierReport", "load", "names", "other_targets"]
 
 _SHIPPED = Path(__file__).with_name("families")
 _SOURCES = ("repo", "wheel", "from", "lookup")
@@ -121,6 +121,11 @@ def load(name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", dev
     sources = {tier["name"]: {key: value for key, value in tier.items() if key != "name"} for tier in tiers}
     return Family(spec["name"], tuple(models), tuple(tier["name"] for tier in tiers), tokenizer, reports, sources,
                   dtype)
+
+
+def other_targets(name: str | os.PathLike[str], target: str = "auto") -> list[str]:
+    """What else `load(name, target=...)` takes beside `target`; "auto" is the family's default one."""
+    return [other for other in ("auto", *_read(_find(name))["targets"]) if other != target]
 
 
 def _find(name: str | os.PathLike[str]) -> Path:
