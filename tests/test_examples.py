@@ -118,3 +118,12 @@ def test_control_table(tmp_path, run_example):
     rows = {line.split("|")[1].strip(): [float(cell.split()[0]) for cell in line.split("|")[2:5]] for line in out.splitlines()
             if line.startswith(("| planner", "| ucb1", "| Hugging Face"))}
     assert len(rows) == 5 and all(0.2 < share < 1.5 for row in rows.values() for share in row)
+
+
+def test_prior_help(tmp_path, run_example):
+    for seed, name in enumerate(("one", "other")):
+        traces = synthetic(4, tiers=3, n=30, seed=seed)
+        TraceSet(traces.header, [dataclasses.replace(trace, task="a") for trace in traces]).save(tmp_path / f"{name}.npz")
+    out = run_example("prior_help.py", "--prior", tmp_path / "one.npz", "--objective", tmp_path / "other.npz", "--seeds", 1, "--trials", 3)
+    (cells,) = (line.split("│") for line in out.splitlines() if line.startswith("│ a "))
+    assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in cells[2:5]) and 0.5 < float(cells[5]) <= 1.0

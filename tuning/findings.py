@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("docs"), metavar="DIR", help="where the page goes (default %(default)s)"
     )
     cli.add_argument("--family", default="smollm2-135m", help="to record with (default %(default)s)")
-    cli.add_argument("--limit", type=int, default=8, help="examples per task to record (default %(default)s)")
+    cli.add_argument("--limit", type=int, default=12, help="examples per task to record (default %(default)s)")
     cli.add_argument(
         "--data",
         type=Path,

@@ -14,9 +14,7 @@ Estimated, and held with less weight:
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +25,9 @@ from .arms import LOOKUP, MODEL_PAIR
 from .change import PageHinkley
 from .experience import Experience
 from .forecast import Forecast, Pair, Rates, pairs_of
+from .positions import N_BUCKETS, at_threshold, bucket_of, by_bucket, by_bucket_sums
 
-_BUCKETS = (1, 2, 4, 8, 16)        # last position of each bucket; one more behind them
 _ENTROPIES = (0.3, 1.0)            # nats: edges between sure, middling and unsure texts
-_N_BUCKETS = len(_BUCKETS) + 1
 _MOODS = 3                         # values of each of the two moods
 _FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])   # how far into a proposal what came before it tells anything
 _PRIOR_WEIGHT = 3.0                # tested positions that a guess is worth
@@ -71,14 +68,14 @@ class Estimates:
             self._siblings.setdefault(pair._replace(tau=0.0), []).append(i)
         # One row per pair, so that learning and forgetting are one operation; the names are views of its columns.
         n = len(self.pairs)
-        self.counts = np.zeros((n, 2 * _N_BUCKETS + 4 * _MOODS))
-        self.accepted, self.tested = self.counts[:, :_N_BUCKETS], self.counts[:, _N_BUCKETS : 2 * _N_BUCKETS]
-        self.by_mood = self.counts[:, 2 * _N_BUCKETS :].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
+        self.counts = np.zeros((n, 2 * N_BUCKETS + 4 * _MOODS))
+        self.accepted, self.tested = self.counts[:, :N_BUCKETS], self.counts[:, N_BUCKETS : 2 * N_BUCKETS]
+        self.by_mood = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
         # What would be left in the drift bucket, had this pair and threshold spent it alone.
         self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
         self.asked = np.full((2, self.n_tiers, _MOODS), 1e-9)        # lookups: hits, requests, by how the last one fared
         self.filled = np.full((2, self.n_tiers), 1e-9)               # tokens found, tokens asked for
-        self._position_bucket = np.array([_bucket(i) for i in range(forecast.longest)])
+        self._position_bucket = np.array([bucket_of(i) for i in range(forecast.longest)])
         self._is_lookup = np.array([pair.proposer not in model_tiers for pair in self.pairs])
         self._guess = np.where(self._is_lookup, LOOKUP.rate, MODEL_PAIR.rate)
         self._lookup_tiers = np.array([tier not in model_tiers for tier in range(self.n_tiers)])
@@ -104,7 +101,7 @@ class Estimates:
                 seen_at = next((p for p in pairs_of(config, depth, pair.owner) if p[:2] == pair[:2]), seen_at)
             if known is None or pair != seen_at:
                 continue
-            reached = _buckets(known.rate**position for position in range(_KNOWN_LENGTH))
+            reached = by_bucket_sums(known.rate**position for position in range(_KNOWN_LENGTH))
             tested = _KNOWN_WEIGHT * reached / reached.sum()
             self.tested[i] += tested
             self.accepted[i] += known.rate * tested
@@ -173,7 +170,7 @@ class Estimates:
         self.asked[0, shadow.tier, self._mood[1]] += shadow.proposed > 0
         i = self._index.get(Pair(shadow.tier, self.target))
         if i is not None and shadow.tested:
-            self._add(i, _by_bucket(shadow.accepted), _by_bucket(shadow.tested))
+            self._add(i, by_bucket(shadow.accepted), by_bucket(shadow.tested))
 
     def _observe_pair(self, pair: Pair, v: Verification, greedy: bool) -> None:
         self._watch(pair, v)
@@ -182,9 +179,9 @@ class Estimates:
             if own != pair.tau and not self.counterfactual:
                 continue
             if own == pair.tau and self._buckets[i] == math.inf:
-                accepted, tested = _by_bucket(v.accepted), _by_bucket(v.tested)
+                accepted, tested = by_bucket(v.accepted), by_bucket(v.tested)
             else:
-                accepted, tested, self._buckets[i] = _at_threshold(v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0)
+                accepted, tested, self._buckets[i] = at_threshold(v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0)
             self._add(i, accepted, tested)
 
     def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], weight: float = 1.0) -> None:
@@ -228,16 +225,16 @@ class Estimates:
                         accepted, tested = accepted + passes, tested + 1
                     position += 1
             if tested:
-                rest = [0.0] * (_N_BUCKETS - 1)   # its place in a proposal of its own is not known: counted as the first
+                rest = [0.0] * (N_BUCKETS - 1)   # its place in a proposal of its own is not known: counted as the first
                 self._add(i, [accepted, *rest], [tested, *rest], _THROUGH_WEIGHT)
 
     def _watch(self, pair: Pair, v: Verification) -> None:
         """Forget faster where acceptance is not what it was."""
         row = self.counts[self._index[pair]].tolist()
-        known = sum(row[_N_BUCKETS : 2 * _N_BUCKETS])
+        known = sum(row[N_BUCKETS : 2 * N_BUCKETS])
         if known < 20:
             return
-        rate = min(0.99, sum(row[:_N_BUCKETS]) / known)
+        rate = min(0.99, sum(row[:N_BUCKETS]) / known)
         # Tests stop at a refusal, so their number depends on the outcome; only a fixed scale leaves the mean at 0.
         usual = (1 - rate**v.proposed) / (1 - rate)
         surprise = (v.accepted - v.tested * rate) / math.sqrt(usual * max(0.05, rate * (1 - rate)))
@@ -254,7 +251,7 @@ class Estimates:
 
         Some: `optimism`, and up to twice that more for what was hardly ever seen.
         """
-        total = self.counts[:, : 2 * _N_BUCKETS].reshape(-1, 2, _N_BUCKETS).sum(axis=2)
+        total = self.counts[:, : 2 * N_BUCKETS].reshape(-1, 2, N_BUCKETS).sum(axis=2)
         known = total[:, 1]
         prior = self._priors(total[:, 0], known)
         pooled = (total[:, 0] + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
@@ -263,7 +260,7 @@ class Estimates:
         own, leaning = self.accepted.T * weight, _NEIGHBOUR_WEIGHT * weight
         mean = np.empty_like(own)
         lean = pooled
-        for bucket in range(_N_BUCKETS):
+        for bucket in range(N_BUCKETS):
             lean = mean[bucket] = own[bucket] + leaning[bucket] * lean
         mean = mean.T[None]
         if self.counterfactual:
@@ -350,50 +347,3 @@ class Estimates:
 
 
 _SAVED = ("counts", "asked", "filled")
-
-
-def _bucket(position: int) -> int:
-    return bisect_left(_BUCKETS, position + 1)
-
-
-def _buckets(by_position: Iterable[float]) -> np.ndarray:
-    """Sums per bucket."""
-    sums = np.zeros(_N_BUCKETS)
-    for position, value in enumerate(by_position):
-        sums[_bucket(position)] += value
-    return sums
-
-
-@cache
-def _by_bucket(m: int) -> tuple[float, ...]:
-    """Of the first m positions of a proposal, how many fall into each bucket."""
-    return tuple(_buckets([1.0] * m).tolist())
-
-
-def _at_threshold(v: Verification, ran: float, tau: float, greedy: bool, balance: float,
-                  budget: float) -> tuple[list[float], list[float], float]:
-    """What `tau` would have accepted of a proposal that was verified at `ran`, and tested, by bucket of positions.
-
-    `balance` is what the drift bucket holds before (infinite without one), `budget` what every token adds; what would be
-    left is returned, too.
-    """
-    accepted, tested = [0.0] * _N_BUCKETS, [0.0] * _N_BUCKETS
-    weight = 1.0     # chance that this position is reached
-    for i, distance in enumerate(v.distance):
-        balance += weight * budget
-        if distance <= min(tau, balance):
-            chance = 1.0
-            balance -= weight * distance
-        elif i < v.accepted and not 0 < distance <= ran:
-            chance = 1.0                              # it passed the plain test
-        elif greedy or (i < v.tested and distance > ran):
-            chance = 0.0                              # it fails, or failed, the plain test
-        else:
-            chance = 1.0 - distance
-        bucket = _bucket(i)
-        tested[bucket] += weight
-        accepted[bucket] += weight * chance
-        weight *= chance
-        if weight < 0.01:
-            break
-    return accepted, tested, balance + weight * budget

@@ -53,19 +53,18 @@ class GuardedController:
         first = {arm.route: i for i, arm in reversed(list(enumerate(self.arms)))}
         self._probes = {route: self._versions[first[route]][1] for route in self._routes}
         self._caps: dict[Route, int] = {}
+        self._caps = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
         if pool.experience is not None:
-            # Finding out was paid for: what the target thinks of these models needs no ladder.
-            self._caps = {route: 2 * LADDER[-1] for route in self._routes if self._is_known(route)}
             self.account.grant(pool.experience.seconds)
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}   # of this request
         self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
 
-    def _is_known(self, route: Route) -> bool:
-        """Whether experience tells of every model that proposes to the target on `route`."""
+    def _needs_no_ladder(self, route: Route) -> bool:
+        """Whether experience tells of every model that proposes to the target on `route` (lookups cost next to nothing)."""
         proposers = route[-2] if isinstance(route[-2], tuple) else (route[-2],)
-        models = [tier for tier in proposers if tier in self.pool.model_tiers]
-        return bool(models) and all((tier, self.target) in self.pool.experience.acceptance for tier in models)
+        known = self.pool.experience.acceptance if self.pool.experience is not None else {}
+        return all((tier, self.target) in known for tier in proposers if tier in self.pool.model_tiers)
 
     # ------------------------------------------------------------------ what subclasses fill in
 
