@@ -192,6 +192,15 @@ def test_what_was_cut_short_is_queued_again_once() -> None:
     assert study.trials[-1].value == 3.0 and storage.requeue_interrupted(study) == 0
 
 
+def test_what_had_only_begun_is_queued_again() -> None:
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 3})
+    study.tell(study.ask().number, state=TrialState.FAIL)   # before it could suggest anything
+    assert storage.requeue_interrupted(study) == 1 and storage.requeue_interrupted(study) == 0
+    study.optimize(lambda trial: float(trial.suggest_int("x", 0, 9)), n_trials=1)
+    assert study.trials[-1].value == 3.0
+
+
 def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "tuning.search", *arguments], env=ENVIRONMENT, cwd=folder, capture_output=True,
                           text=True, timeout=120)

@@ -27,8 +27,8 @@ class Finals:
     """Everything timed in turn on the same prompts: fresh numbers, free of the luck that made a trial the best of many.
 
     Args:
-        tallies: one per finalist, in their order. hugging_face: its runs, by prompt. other_targets: those of target-only
-            decoding with other targets of the family, by their names.
+        tallies: one per finalist, in their order. hugging_face: its runs, by prompt. other_targets: those of
+            target-only decoding with other targets of the family, by their names.
     """
 
     finalists: list[FrozenTrial]
@@ -116,8 +116,8 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     here = bench.pyramid.description()
     method, what_if = bench.method, study.get("costs")
     return Profile(
-        task=task, family=family.name, target=study.get("target", "auto"), tiers=tuple(here["tiers"]), method=method.name, config=with_spare_stages(config),
-        rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
+        task=task, family=family.name, target=study.get("target", "auto"), tiers=tuple(here["tiers"]),
+        method=method.name, config=with_spare_stages(config), rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
         costs=None if what_if else prior.costs, dtype=here["dtype"], study=dict(study),
         device=f"what-if {what_if['name']}" if what_if else here["device"],
         versions={name: str(number) for name, number in here["versions"].items()},

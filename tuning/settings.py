@@ -48,7 +48,8 @@ class Settings:
     Args:
         task, family: names, or paths of YAML files. method: a name. data: another data file for the task.
         trials: the study's total, resumed ones included. questions: measured in every trial.
-        target: which of the family's targets, as in `families.load`. max_new_tokens: timed per question. seed: of the choice of questions and of the sampler.
+        target: which of the family's targets, as in `families.load`. max_new_tokens: timed per question.
+        seed: of the choice of questions and of the sampler.
         out: the profile's path (None = TASK.yaml); tables and the default storage lie beside it.
         storage: database URL. run_code: run generated code in a sandbox where the task scores by unit tests.
         sampler: one of SAMPLERS, for the trials that the prior did not choose. min_gain: the study ends early when the

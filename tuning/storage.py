@@ -119,9 +119,10 @@ def requeue_interrupted(study: optuna.Study) -> int:
     kept += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state == TrialState.WAITING]
     count = 0
     for trial in trials:
-        if trial.state == TrialState.FAIL and trial.params and trial.params not in kept:
-            study.enqueue_trial(trial.params)
-            kept.append(trial.params)
+        params = trial.params or trial.system_attrs.get("fixed_params")   # none yet of one that had just begun
+        if trial.state == TrialState.FAIL and params and params not in kept:
+            study.enqueue_trial(params)
+            kept.append(params)
             count += 1
     return count
 

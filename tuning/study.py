@@ -134,8 +134,8 @@ class Search:
             interrupted = True
         profile = self._write(objective, finals)
         if interrupted:
-            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in {storage.shown(self.url)}; "
-                 "the same command goes on from there.")
+            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in "
+                 f"{storage.shown(self.url)}; the same command goes on from there.")
         return Outcome(profile, self.out, interrupted)
 
     def work(self, number: int) -> None:
@@ -268,7 +268,8 @@ class Search:
                     self.study.tell(trial.number, state=TrialState.FAIL)
             raise
         if codes:
-            sentence = f"{len(codes)} of {self.settings.workers} workers failed (exit codes {', '.join(map(str, codes))})"
+            shown = ", ".join(map(str, codes))
+            sentence = f"{len(codes)} of {self.settings.workers} workers failed (exit codes {shown})"
             if len(storage.finished(self.study)) < self.settings.trials and len(codes) == self.settings.workers:
                 raise WorkersFailed(f"{sentence}.")
             note(f"{sentence}; the others did their trials.")
@@ -290,9 +291,10 @@ class Search:
         """The family's other targets, by name, to be timed beside the finalists."""
         if self.given is not None or self.settings.clock != "wall":
             return {}
-        name, method = self.settings.family, self.bench.method
-        return {target: Bench(AdaptivePyramid(families.load(name, target=target), control="fixed"), method, self.settings.max_new_tokens)
-                for target in families.other_targets(name, self.settings.target)}
+        name, tokens = self.settings.family, self.settings.max_new_tokens
+        pyramids = {target: AdaptivePyramid(families.load(name, target=target), control="fixed")
+                    for target in families.other_targets(name, self.settings.target)}
+        return {target: Bench(pyramid, self.bench.method, tokens) for target, pyramid in pyramids.items()}
 
     def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
         """Print and write the table, and the profile of the best trial; None if no trial is usable."""
