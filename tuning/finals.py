@@ -117,7 +117,8 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     method, what_if = bench.method, study.get("costs")
     return Profile(
         task=task, family=family.name, target=study.get("target", "auto"), tiers=tuple(here["tiers"]),
-        method=method.name, config=with_spare_stages(config), rules=(method.lower, method.top), divergence=method.divergence, do_sample=False, measured=measured,
+        method=method.name, config=with_spare_stages(config), rules=(method.lower, method.top),
+        divergence=method.divergence, do_sample=False, measured=measured,
         costs=None if what_if else prior.costs, dtype=here["dtype"], study=dict(study),
         device=f"what-if {what_if['name']}" if what_if else here["device"],
         versions={name: str(number) for name, number in here["versions"].items()},
