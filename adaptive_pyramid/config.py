@@ -94,7 +94,7 @@ class PyramidConfig:
 
     def stage(self, tier: int) -> StageConfig:
         """The stage of verifying tier `tier` (1 .. N - 1)."""
-        return self.stages[tier - 1]
+        return self.stages[self._checked_tier(tier) - 1]
 
     @property
     def tiers(self) -> tuple[int, ...]:
@@ -130,8 +130,13 @@ class PyramidConfig:
     def with_stage(self, tier: int, **changes: Any) -> PyramidConfig:
         """A copy in which the stage of verifying tier `tier` has `changes` (length, tau, stop)."""
         stages = list(self.stages)
-        stages[tier - 1] = replace(stages[tier - 1], **changes)
+        stages[tier - 1] = replace(self.stage(tier), **changes)
         return replace(self, stages=tuple(stages))
+
+    def _checked_tier(self, tier: int) -> int:
+        if not 1 <= tier <= self.target:
+            raise ValueError(f"tier {tier!r} has no stage; expected one of the verifying tiers 1 to {self.target}")
+        return tier
 
     def normalized(self) -> PyramidConfig:
         """The same decoding with every knob that this route cannot use set to its plainest value, for comparisons."""

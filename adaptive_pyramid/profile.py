@@ -214,6 +214,15 @@ def _check(where: str, profile: Profile) -> None:
     for tier in profile.costs.table if profile.costs is not None else ():
         if tier not in tiers:
             raise ValueError(f"{where}: costs names tier {tier}, but tiers are 0 to {len(tiers) - 1}")
+        if min(profile.costs.table[tier].values()) <= 0:
+            raise ValueError(f"{where}: costs of tier {tier} must be seconds above 0, got {profile.costs.table[tier]}")
+    if profile.costs is not None and tiers[-1] not in profile.costs.table:
+        raise ValueError(f"{where}: costs lacks the target, tier {tiers[-1]}")
+    for name, state in profile.control.items():
+        if not isinstance(state, Mapping):
+            raise TypeError(f"{where}: control must map names to states (mappings), got {name!r}: {state!r}")
+    if "max_new_tokens" in profile.study:
+        check_int(f"{where}: study.max_new_tokens", profile.study["max_new_tokens"], 1)
     _check_measured(f"{where}: measured", profile.measured, tiers)
 
 

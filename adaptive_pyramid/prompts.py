@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -32,6 +33,8 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         attention_mask = inputs.get("attention_mask") if attention_mask is None else attention_mask
         inputs = inputs["input_ids"]
+    if isinstance(inputs, np.ndarray):
+        inputs = torch.from_numpy(inputs)
     if isinstance(inputs, torch.Tensor):
         if inputs.ndim not in (1, 2) or inputs.is_floating_point():
             raise TypeError(f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}")
@@ -43,7 +46,7 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
         prompts, batched = unpadded(inputs.tolist(), attention_mask, mask_name), len(inputs) > 1
     elif _is_ids(inputs) or isinstance(inputs, str) or _is_chat(inputs):
         prompts, batched = unpadded([_ids(inputs, tokenizer)], attention_mask), False
-    elif isinstance(inputs, Sequence) and inputs:
+    elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes) and inputs:
         prompts, batched = unpadded([_ids(prompt, tokenizer) for prompt in inputs], attention_mask), True
     else:
         raise TypeError("a prompt must be text, a list of chat messages, token ids, or a list of these; "
@@ -55,7 +58,8 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+    return (isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and bool(value)
+            and all(isinstance(i, int) and not isinstance(i, bool) for i in value))
 
 
 def _is_chat(value: Any) -> bool:
@@ -65,8 +69,11 @@ def _is_chat(value: Any) -> bool:
 def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     if _is_ids(prompt):
         return list(prompt)
-    if isinstance(prompt, torch.Tensor):
-        return prompt.flatten().tolist()
+    if isinstance(prompt, Mapping) and "input_ids" in prompt or isinstance(prompt, (torch.Tensor, np.ndarray)):
+        rows, _ = read_prompts(prompt, None, tokenizer)
+        if len(rows) > 1:
+            raise ValueError(f"a prompt within a list must be one text, got {len(rows)} rows of token ids; pass them as a tensor")
+        return rows[0].ids
     if not isinstance(prompt, str) and not _is_chat(prompt):
         raise TypeError(f"a prompt must be text, a list of chat messages, or token ids; got {type(prompt).__name__}")
     if tokenizer is None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .config import PyramidConfig
 from .control.controller import Controller
-from .control.defaults import Pool, default_config, make_controller
+from .control.defaults import CONTROLS, Pool, default_config, make_controller
 from .control.experience import Experience
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
@@ -58,6 +58,8 @@ class AdaptivePyramid:
             tokenizer = self.family.tokenizer
         self.tokenizer = matching_tokenizer(tiers, tokenizer)
         self.profile = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
+        if not isinstance(self.profile, (Profile, type(None))):
+            raise TypeError(f"profile must be a Profile or the path of one, got {profile!r}")
         if self.profile is not None:
             self.profile.warn_differences(self.description())
         self.method = method if method is not None else (self.profile.method if self.profile else "pyramid")
@@ -66,7 +68,7 @@ class AdaptivePyramid:
         self.config = self.decoder.check(config)
         self.drift_budget = drift_budget if drift_budget is not None else (self.profile.drift_budget if self.profile else None)
         resolve(self.method, drift_budget=self.drift_budget)
-        self.control = control
+        self.control = _checked_control(control)
         self._controllers: dict[str, Controller] = {}
         self._saved_state: dict[str, Any] = dict(self.profile.control) if self.profile is not None else {}
         self._lock = threading.RLock()
@@ -198,7 +200,7 @@ class AdaptivePyramid:
 
     def state_dict(self) -> dict[str, Any]:
         """What control has learned so far, as plain data, by method and kind of decoding."""
-        return {key: controller.state_dict() for key, controller in self._controllers.items()}
+        return {**self._saved_state, **{key: controller.state_dict() for key, controller in self._controllers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Warm-start control from the `state_dict()` of another pyramid with the same tiers."""
@@ -242,11 +244,14 @@ class AdaptivePyramid:
         method = own.get("method") or self.method
         budget = own["drift_budget"] if "drift_budget" in own else self.drift_budget
         decoding = self.decoder.start(request, method, budget)
-        config = self.decoder.check(own.get("config") or self.config)
+        given = own.get("config")
+        config = self.decoder.check(self.config if given is None else given)
         # Whoever passes a config to one call wants that config, unless the call also names a control.
-        control = own.get("control") or ("fixed" if own.get("config") else self.control)
+        control = _checked_control(own.get("control", None)) or (self.control if given is None else "fixed")
         controller = self._controller(control, decoding.method, config, request.do_sample, decoding.drift_budget)
-        hooks = (on_block,) if callable(on_block) else tuple(on_block)
+        hooks = tuple(on_block or ()) if isinstance(on_block, (list, tuple, type(None))) else (on_block,)
+        if not all(map(callable, hooks)):
+            raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {on_block!r}")
         return Generation(decoding, controller, self.tokenizer, stop_text, hooks)
 
     def _controller(self, control: str | Controller, method: Method, config: PyramidConfig, do_sample: bool,
@@ -289,6 +294,12 @@ class AdaptivePyramid:
         weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
         return Pool.of(len(self.decoder.tiers), weights, costs, experience)
+
+
+def _checked_control(control: Any) -> Any:
+    if control is not None and not isinstance(control, str) and not all(hasattr(control, name) for name in ("start", "step", "notes")):
+        raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {control!r}")
+    return control
 
 
 def _name(tier: Any) -> str:

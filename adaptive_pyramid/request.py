@@ -112,6 +112,8 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
         if name in _WITHOUT_EFFECT and value not in (None, False):
             raise ValueError(f"{name}={value!r} has no effect here ({_WITHOUT_EFFECT[name]}); expected it to be left out")
     ours = {name: keywords[name] for name in _OUR_KEYWORDS if name in keywords}
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        raise TypeError(f"generation_config must be a GenerationConfig, got {generation_config!r}")
     config, unused = model._prepare_generation_config(
         generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours})
     for name in unused:

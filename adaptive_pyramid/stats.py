@@ -270,8 +270,8 @@ class GenerationStats:
         lines = [f"{self.tokens} tokens in {self.seconds:.2f} s = {self.tokens_per_second:.1f} tokens/s, "
                  f"{len(self.blocks)} blocks, method {self.method}, control {self.control_name}"]
         for stage in self.stages:
-            lines.append(f"  tier {stage.tier}: {stage.rounds} verifications, {stage.acceptance_length:.2f} tokens each, "
-                         f"acceptance {stage.acceptance_rate:.2f}")
+            accepted = "nothing proposed" if math.isnan(stage.acceptance_rate) else f"acceptance {stage.acceptance_rate:.2f}"
+            lines.append(f"  tier {stage.tier}: {stage.rounds} verifications, {stage.acceptance_length:.2f} tokens each, {accepted}")
         lines.append(f"  tokens by tier {self.tokens_by_tier}, forwards by tier {self.forwards}")
         lines.append(f"  {self.certificate}")
         near_ties = sum(block.near_ties for block in self.blocks)

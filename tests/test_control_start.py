@@ -100,6 +100,14 @@ def test_a_state_saved_in_a_profile_is_taken_up(family, tmp_path):
     assert theirs.account.elapsed >= mine.account.elapsed
 
 
+def test_a_state_that_was_not_used_is_not_lost(family):
+    pyramid = AdaptivePyramid(family)
+    pyramid.generate(PROMPT, **SETTINGS)
+    other = AdaptivePyramid(family)
+    other.load_state_dict(pyramid.state_dict())
+    assert other.state_dict() == pyramid.state_dict()
+
+
 def test_a_state_for_other_arms_is_a_warning_and_a_cold_start(family):
     pyramid = AdaptivePyramid(family, config=CONFIG)
     pyramid.generate(PROMPT, **SETTINGS)

@@ -255,3 +255,11 @@ def test_a_lookup_that_was_not_asked_is_looked_at_all_the_same():
     chain = pyramid.generate(prompt, config=PyramidConfig.simple([4, 8]), **keywords)
     assert all(len(block.shadows) == 1 for block in chain.stats.blocks), "the target asked tier 1, which asked the lookup"
     assert hits > 3
+
+
+@pytest.mark.parametrize("tier", [0, 3, -1])
+def test_only_verifying_tiers_have_stages(tier):
+    config = PyramidConfig.simple([2, 4])
+    for ask in (config.stage, lambda tier: config.with_stage(tier, length=3)):
+        with pytest.raises(ValueError, match="expected one of the verifying tiers 1 to 2"):
+            ask(tier)

@@ -6,11 +6,12 @@ import copy
 import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from engine import ChosenControl, reference_ids
 from tiny import ARCHITECTURES, BOS, EOS, PAD, VOCAB, graded_family, tiny_tokenizer
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria, TextStreamer
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextStreamer
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.pyramid import AdaptivePyramid
@@ -322,3 +323,48 @@ def test_custom_generate_takes_sampling_and_stop_rules_from_generate(pyramid, fa
         target.generate(ids, stop_strings=["a"], tokenizer=TOKENIZER, custom_generate=pyramid.custom_generate)
     with pytest.raises(ValueError, match="own target"):
         family[0].generate(ids, custom_generate=pyramid.custom_generate)
+
+
+@pytest.fixture(scope="module")
+def llamas():
+    return graded_family("llama", 3)
+
+
+def test_every_shape_of_prompt(llamas):
+    pyramid = AdaptivePyramid(llamas, tiny_tokenizer())
+    keywords = dict(max_new_tokens=4, eos_token_id=None)
+    rows = [[1, 10, 11], [1, 12, 13]]
+    expected = [pyramid.generate(row, **keywords).ids for row in rows]
+    tensors = [torch.tensor([row]) for row in rows]
+    for prompts in (rows, tensors, [tensor[0] for tensor in tensors], [{"input_ids": tensor} for tensor in tensors],
+                    [{"input_ids": row} for row in rows], torch.tensor(rows), np.array(rows), [np.array(row) for row in rows]):
+        out = pyramid.generate(prompts, **keywords)
+        assert [one.ids for one in out] == expected
+    for wrong, message in (([torch.tensor(rows)], "got 2 rows"), (b"abc", "got bytes"), ([b"abc"], "got bytes"),
+                           (np.array([[0.5]]), "integer tensor")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            pyramid.generate(wrong, **keywords)
+
+
+@pytest.mark.parametrize("method", ["pyramid", "polybasic", "ar"])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_ban_of_everything_is_said(llamas, method, seed):
+    pyramid = AdaptivePyramid(llamas, config=PyramidConfig.simple([2, 3]), method=method)
+    ban = LogitsProcessorList([lambda ids, scores: torch.full_like(scores, -torch.inf) if ids.shape[1] > 6 else scores])
+    with pytest.raises(ValueError, match="no token is possible here"):
+        pyramid.generate([1, 10, 11], do_sample=True, seed=seed, max_new_tokens=9, eos_token_id=None, logits_processor=ban)
+    assert len(pyramid.generate([1, 10, 11], max_new_tokens=9, eos_token_id=None).ids) == 9
+
+
+@pytest.mark.parametrize(("keywords", "message"), [
+    ({"control": 5}, "control must be a name .* or a Controller, got 5"), ({"on_block": 5}, "on_block must be a callable"),
+    ({"on_block": [5]}, "on_block must be a callable"), ({"generation_config": {}}, "generation_config must be a GenerationConfig, got {}"),
+    ({"config": {}}, "config must be a PyramidConfig, got {}"),
+])
+def test_wrong_kinds_of_arguments_are_named(llamas, keywords, message):
+    with pytest.raises(TypeError, match=message):
+        AdaptivePyramid(llamas).generate([1, 10], max_new_tokens=2, **keywords)
+
+
+def test_none_is_as_good_as_nothing(llamas):
+    assert len(AdaptivePyramid(llamas).generate([1, 10], max_new_tokens=2, eos_token_id=None, on_block=None, config=None, control=None).ids) == 2

@@ -34,7 +34,7 @@ class ModelDrafter:
             if run.sampler.do_sample:
                 law = run.sampler.law(scores)
                 laws.append(law)
-                token = run.noise.draw(law, len(run.sequence) + i)
+                token = run.noise.draw(law, len(run.sequence) + i).clamp_min(0)   # where none is possible, 0 will be refused
             else:
                 token = best(scores)
             tokens.append(token)

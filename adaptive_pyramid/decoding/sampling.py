@@ -76,7 +76,7 @@ class Noise(Protocol):
     coupled: bool
 
     def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
-        """One token per row of `laws` [m, V]; row i stands at `position + i`. -> long [m]"""
+        """One token per row of `laws` [m, V]; row i stands at `position + i`. -> long [m]; -1 where none is possible"""
 
     def uniform(self, n: int, device: torch.device) -> torch.Tensor:
         """n numbers in [0, 1), float32 [n]."""
@@ -130,7 +130,9 @@ class KeyedNoise:
 
     def _drawn(self, law: np.ndarray, position: int) -> int:
         possible = np.flatnonzero(law > 0)
-        if not 0 < len(possible) <= len(law) // 4:   # (no token may be possible behind a refused one: any will do there)
+        if not len(possible):
+            return -1
+        if len(possible) > len(law) // 4:
             return int((law * self._row(position)).argmax())
         factors = _gumbel_factors(self._steps[possible] + self._key(position))
         return int(possible[(law[possible] * factors).argmax()])
@@ -174,6 +176,8 @@ def best(scores: torch.Tensor) -> torch.Tensor:
 def inverse_cdf(masses: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Draw one index per row from unnormalised masses [m, V] with uniforms [m]; an index of mass 0 is never drawn.
 
+    -1 for a row without any mass (or with NaN).
+
     One uniform per draw instead of one per vocabulary entry (`multinomial` fills a whole row with exponentials).
     """
     cumulative = masses.cumsum(dim=-1, dtype=torch.float64 if masses.device.type != "mps" else torch.float32)
@@ -182,7 +186,7 @@ def inverse_cdf(masses: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     index = torch.searchsorted(cumulative, wanted, right=True)
     # u * total can round up to total itself; the last index with mass is then the right one.
     last = torch.searchsorted(cumulative, total)
-    return torch.minimum(index, last)[:, 0]
+    return torch.where(total > 0, torch.minimum(index, last), -1)[:, 0]
 
 
 def _mixed(seed: int, key: int) -> int:

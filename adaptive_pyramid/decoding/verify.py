@@ -248,6 +248,9 @@ def point_logits(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
 def _unpack(packed: list[float], m: int, proposal: Proposal | None, laws: torch.Tensor | None, logits: torch.Tensor,
             scores: torch.Tensor, entropies: torch.Tensor) -> Verdict:
     n, final = int(packed[0]), int(packed[1])
+    if final < 0:   # (behind a refused token no token may be possible, and none is needed)
+        raise ValueError("no token is possible here: every score is -inf or NaN (processors that ban everything, say, or a model "
+                         "that overflowed)")
     columns = [packed[2 + i * m : 2 + (i + 1) * m] for i in range(6)]
     ids, loose, passes, divergences, distances, proposal_entropy = columns
     rest = packed[2 + 6 * m :]

@@ -1,0 +1,89 @@
+"""Does a tuned profile beat the untuned default on prompts that its study never saw?
+
+    python examples/profile_check.py csqa.yaml [--data FILE] [--questions 12] [--tokens 48]
+
+The profile's config, the default config (both fixed), and the pyramid as it comes (control, cold for every prompt) take turns
+with target-only decoding on questions outside the study's. Prints tokens/s over target-only decoding with 95 % bootstrap
+intervals over prompts, and of the profile over each of the others. Ends with exit code 1 if the profile did not beat the
+default config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from adaptive_pyramid import AdaptivePyramid, Profile, families  # noqa: E402
+from adaptive_pyramid.control.defaults import default_config, make_controller  # noqa: E402
+from adaptive_pyramid.decoding.method import resolve  # noqa: E402
+from tuning.measure import Bench, in_rotation  # noqa: E402
+from tuning.objective import prompt_ids  # noqa: E402
+from tuning.settings import CALIBRATION_QUESTIONS  # noqa: E402
+from tuning.tasks import load_task  # noqa: E402
+
+NAMES = ("target only", "profile", "default config", "control, cold")
+
+
+def unseen(profile: Profile, data: str | None, questions: int) -> list:
+    """Examples that the profile's study neither measured nor calibrated on."""
+    study = profile.study
+    seen = {example.id for example in load_task(profile.task, data=data, limit=study["questions"] + CALIBRATION_QUESTIONS,
+                                                seed=study["seed"]).examples}
+    fresh = [example for example in load_task(profile.task, data=data).examples if example.id not in seen]
+    if not fresh:
+        raise SystemExit(f"every question of task {profile.task!r} was in the study; expected --data with more of them")
+    return fresh[:questions]
+
+
+def interval(seconds: np.ndarray, over: np.ndarray, resamples: int = 2000) -> tuple[float, float, float]:
+    """(sum of `over` / sum of `seconds`, 95 % bootstrap interval over prompts)"""
+    rows = np.random.default_rng(0).integers(len(over), size=(resamples, len(over)))
+    low, high = np.percentile(over[rows].sum(1) / seconds[rows].sum(1), [2.5, 97.5])
+    return float(over.sum() / seconds.sum()), float(low), float(high)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", type=Path)
+    parser.add_argument("--data", help="the task's public file, if the study used one")
+    parser.add_argument("--questions", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args(arguments)
+    profile = Profile.load(options.profile)
+    pyramid = AdaptivePyramid(families.load(profile.family, target=profile.target), control="fixed")
+    bench = Bench(pyramid, resolve(profile.method), options.tokens)
+    default = default_config(len(pyramid.decoder.tiers))
+    examples = unseen(profile, options.data, options.questions)
+    seconds = []
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("unseen prompts", total=len(examples))
+        for turn, example in enumerate(examples):
+            prompt = prompt_ids(pyramid.tokenizer, example.messages())
+            experience = pyramid._experience(bench.method, default, False, None)
+
+            def cold():
+                control = make_controller("auto", None, default, pyramid.pool(experience))
+                return bench._generate(prompt, method=bench.method, control=control, suppress_tokens=bench.special)
+
+            runs = [lambda: bench.ar(prompt), lambda: bench.run(prompt, profile.config), lambda: bench.run(prompt, default), cold]
+            seconds.append([timed.seconds for timed in in_rotation(runs, turn)])
+            progress.advance(bar)
+    columns = dict(zip(NAMES, np.array(seconds).T))
+    table = Table("", "over target only", "profile over it", title=f"{profile.task}: {profile.config.label}, {len(examples)} unseen prompts")
+    for name in NAMES[1:]:
+        cells = [interval(columns[name], columns["target only"]), interval(columns["profile"], columns[name])]
+        table.add_row(name, *("{:.3f} ({:.3f} to {:.3f})".format(*cell) for cell in cells))
+    Console().print(table)
+    return int(columns["profile"].sum() >= columns["default config"].sum())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
