@@ -29,7 +29,7 @@ class Generation:
         self._hooks = hooks
         self.stats = GenerationStats(
             method=decoding.method.name, control_name=controller.name, drift_budget=decoding.drift_budget,
-            seed=self.request.seed if self.request.do_sample else None,
+            seed=self.request.seed if self.request.do_sample and self._repeatable else None,
             drift_unit="total variation" if self.request.do_sample else "nats",
         )
         self._scores: list[torch.Tensor] = []
@@ -61,6 +61,12 @@ class Generation:
                 hook(block.stats, block.tokens)
             yield block
         self.stats.notes += [*decoding.notes, *self.controller.notes]
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether passing the seed gives this text again: given a seed, `pyramid` draws otherwise than without one."""
+        method = self.decoding.method
+        return self.request.seeded or not (method.name == "pyramid" and method.top == "exact")
 
     @property
     def text_end(self) -> int | None:

@@ -14,6 +14,7 @@ import yaml
 from .config import PyramidConfig
 from .errors import check_int, check_keys, check_number, unknown_name
 from .throughput import CostModel
+from .yaml_file import read_yaml
 
 SCHEMA_VERSION = 1
 
@@ -128,14 +129,7 @@ class Profile:
         Raises:
             FileNotFoundError: no such file. ValueError, TypeError: broken YAML, an unknown key, a wrong value.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"no profile at {path}")
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-        return cls.from_dict(data, where=str(path))
+        return cls.from_dict(read_yaml(Path(path), "profile"), where=str(path))
 
     @classmethod
     def shipped(cls, family: str, task: str) -> Profile:

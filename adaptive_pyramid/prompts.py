@@ -36,7 +36,7 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
     if isinstance(inputs, np.ndarray):
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, torch.Tensor):
-        if inputs.ndim not in (1, 2) or inputs.is_floating_point():
+        if inputs.ndim not in (1, 2) or inputs.is_floating_point() or not len(inputs):
             raise TypeError(f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}")
         inputs = inputs if inputs.ndim == 2 else inputs[None]
         inferred = attention_mask is None and pad_token_id is not None

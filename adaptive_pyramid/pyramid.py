@@ -18,7 +18,7 @@ from .control.defaults import CONTROLS, Pool, default_config, make_controller
 from .control.experience import Experience
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
-from .errors import check_int
+from .errors import check_int, unknown_name
 from .generation import Generation, OnBlock
 from .models import calibration, families
 from .models.quantize import forward_bytes
@@ -122,7 +122,8 @@ class AdaptivePyramid:
             on_block: called as f(stats, new_ids) after every block.
             keywords: Hugging Face generation keywords with their names and defaults (max_new_tokens, do_sample,
                 temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
-                eos_token_id, min_new_tokens, max_time, output_scores, ...), and
+                eos_token_id, min_new_tokens, max_time, output_scores, ...; stop_strings are looked for in the new text
+                alone, where `generate` also finds those that begin in the prompt), and
                 seed (int): private; for `pyramid` and the fuzzy methods the same seed gives the same ids (row i of a
                 list draws with seed + i);
                 method, config, control, drift_budget: as in the constructor, for this call.
@@ -151,7 +152,7 @@ class AdaptivePyramid:
                on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> Iterator[str]:
         """Yield text as it is verified; the pieces add up to `generate(...).text`. Arguments as in `generate`, one prompt.
 
-        The pyramid is busy until the iterator is exhausted or closed.
+        Between pieces the pyramid is free for other calls, from any thread; the iterator may be finished in another one.
         """
         if self.tokenizer is None:
             raise ValueError("stream() yields text and needs a tokenizer: pass tokenizer= to the pyramid")
@@ -160,16 +161,21 @@ class AdaptivePyramid:
             if len(prompts) != 1:
                 raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
             generation = self._generation(prompts[0], generation_config, keywords, on_block)
-            detokenizer, sent = Detokenizer(self.tokenizer), 0
-            for block in generation.run():
-                for token in block.tokens:
-                    detokenizer.push(token)
-                if generation.decoding.finished:
-                    detokenizer.flush()
-                text = detokenizer.text[: generation.text_end]
-                if len(text) > sent:
-                    yield text[sent:]
-                    sent = len(text)
+        blocks, detokenizer, sent = generation.run(), Detokenizer(self.tokenizer), 0
+        while not generation.decoding.finished:
+            # Held for a block and not for the whole text: whoever began a stream may never finish it, or in another thread.
+            with self._lock:
+                block = next(blocks, None)
+            for token in block.tokens if block is not None else ():
+                detokenizer.push(token)
+            if generation.decoding.finished:
+                detokenizer.flush()
+            text = detokenizer.text[: generation.text_end]
+            if len(text) > sent:
+                yield text[sent:]
+                sent = len(text)
+        with self._lock:
+            next(blocks, None)   # the run ends with its notes
 
     def custom_generate(self, model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: Any = None,
                         stopping_criteria: Any = None, generation_config: Any = None, **model_keywords: Any) -> torch.Tensor:
@@ -297,6 +303,8 @@ class AdaptivePyramid:
 
 
 def _checked_control(control: Any) -> Any:
+    if isinstance(control, str) and control not in CONTROLS:
+        raise ValueError(unknown_name("control", control, CONTROLS))
     if control is not None and not isinstance(control, str) and not all(hasattr(control, name) for name in ("start", "step", "notes")):
         raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {control!r}")
     return control

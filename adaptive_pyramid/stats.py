@@ -190,7 +190,7 @@ class GenerationStats:
     """Everything about one generated sequence.
 
     Args:
-        blocks: in order. seed: what sampling was seeded with (None for greedy). drift_unit: "total variation" or "nats".
+        blocks: in order. seed: what sampling gives the same text with (None: greedy, or none does). drift_unit: "total variation" or "nats".
         drift_budget: the allowance per token that was asked for, or None.
         notes: sentences about what was switched off, clipped or adapted, and why.
     """

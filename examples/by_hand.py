@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("--family", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=60)
     options = parser.parse_args()
+    if options.tokens < 1:
+        parser.error(f"--tokens must be at least 1, got {options.tokens}")
 
     pyramid = AdaptivePyramid.from_family(options.family)
     text = pyramid.tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, tokenize=False)

@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=6, help="tokens proposed per verification")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    if options.tokens < 4 * options.length:
+        parser.error(f"--tokens must be at least {4 * options.length} (four blocks of --length {options.length}), got {options.tokens}")
 
     pyramid = AdaptivePyramid.from_family(options.family, device=options.device)
     if options.device.startswith("cuda"):

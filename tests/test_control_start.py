@@ -6,6 +6,7 @@ import pytest
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.defaults import make_controller
 from adaptive_pyramid.control.experience import Experience
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.decoding.method import Method
@@ -13,7 +14,8 @@ from adaptive_pyramid.models import calibration
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.models.families import Family, TierReport
 from adaptive_pyramid.throughput import Acceptance, CostModel, expected_tokens
-from tiny import graded_family, perturbed
+from simulated import Plant, Regime, run
+from tiny import graded_family
 
 CONFIG = PyramidConfig.simple([2, 4])
 COSTS = CostModel({0: {1: 0.001, 8: 0.002}, 1: {1: 0.004, 8: 0.006}, 2: {1: 0.04, 8: 0.05}})
@@ -54,11 +56,14 @@ def test_a_profile_says_nothing_of_other_decoding(family, changes):
     assert controller.pool.experience is None
 
 
-def test_a_profile_that_is_wrong_about_this_text_is_left(family):
-    useless = [perturbed(family[0], 5.0), perturbed(family[0], 5.0, seed=1), family[2]]
-    blocks = tuned(useless).generate(PROMPT, max_new_tokens=400, eos_token_id=None).stats.blocks
+def test_experience_that_is_wrong_about_this_text_is_left():
+    costs = {tier: {1: first, 8: first, 64: first} for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
+    experience = Experience({(0, 1): Acceptance(0.8), (1, 2): Acceptance(0.9)}, 60.0, CONFIG)
+    controller = make_controller("planner", None, CONFIG, Pool(3, (0, 1, 2), CostModel(costs), True, experience))
+    blocks = run(Plant(costs, [Regime({0: 0.02, 1: 0.02})], seed=0), controller, 400).blocks
     assert blocks[0].config.route == CONFIG.route
-    assert all(block.config.route == (2,) for block in blocks[-100:]), "a useless route was kept because it had been tuned"
+    alone = sum(block.config.route == (2,) for block in blocks[-100:])
+    assert alone >= 97, "a useless route was kept because it had been tuned"   # now and then it looks again
 
 
 def test_experience_tells_how_often_a_lookup_answers():
@@ -136,7 +141,6 @@ def test_thresholds_are_free_only_below_an_exact_target(family):
 
 
 def test_the_credit_of_tuning_is_counted_once():
-    from adaptive_pyramid.control.defaults import make_controller
     pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, Experience({(1, 2): Acceptance(0.9)}, 100.0, CONFIG))
     controller = make_controller("planner", None, CONFIG, pool)
     assert controller.account.elapsed == 100.0 and controller.account.excess == -2.0

@@ -16,7 +16,6 @@ import adaptive_pyramid
 from adaptive_pyramid import AdaptivePyramid, PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
-from adaptive_pyramid.request import GenerationRequest
 from recorded import synthetic
 from tiny import graded_family, tiny_tokenizer
 from tuning.traces import TraceSet
@@ -54,7 +53,7 @@ def test_blocks_by_hand(folder, run_example):
 
 
 def test_overhead(folder, run_example):
-    out = run_example("overhead.py", "--family", folder / "mine.yaml", "--tokens", 8, "--contexts", 16, 64)
+    out = run_example("overhead.py", "--family", folder / "mine.yaml", "--tokens", 24, "--contexts", 16, 64)
     rows = [line for line in out.splitlines() if "greedy" in line or "keyed" in line]
     assert len(rows) == 2 * 2 * len(AdaptivePyramid.from_family(str(folder / "mine.yaml")).pool().routes())
     assert all("1.00" in row for row in rows), "a verification copied more than once to the host"
@@ -70,7 +69,7 @@ def test_readme_code(folder, monkeypatch, recwarn):
     loaded = AdaptivePyramid.from_family(str(folder / "mine.yaml"))
     monkeypatch.setattr(AdaptivePyramid, "from_family", lambda name, **keywords: loaded if name == "smollm2-135m" else pytest.fail(name))
     names = {"Lookup": Lookup, "draft": family[0], "qualifier": family[1], "target": family[2], "PyramidConfig": PyramidConfig,
-             "request": GenerationRequest((1, 10, 11), max_new_tokens=20, eos=frozenset()), "config": PyramidConfig.simple([2, 2])}
+             "config": PyramidConfig.simple([2, 2])}
     first, models, stepping = blocks_of("python")
     exec(first.replace("max_new_tokens=100", "max_new_tokens=10"), names)
     assert len(names["out"].ids) <= 10
@@ -79,7 +78,7 @@ def test_readme_code(folder, monkeypatch, recwarn):
     monkeypatch.chdir(folder)
     exec(models, names)
     assert names["pyramid"].profile.task == "any"
-    names["pyramid"] = loaded
+    names |= {"pyramid": loaded, "prompt_ids": [1, 10, 11]}
     exec(stepping, names)
     assert names["block"].stats.config == names["config"].with_stage(2, length=12)
 

@@ -542,3 +542,37 @@ def test_acceptance_counts_only_what_was_tested(llamas):
         assert stage.accepted + stage.rejected < stage.proposed      # what stands behind a refusal was never tested
         assert stage.emitted == stage.accepted + stage.rounds
     assert out.stats.tokens == out.stats.stages[-1].emitted == 40
+
+
+@pytest.mark.parametrize("how", ["finish", "close", "drop"])
+def test_a_stream_may_end_in_another_thread(llamas, how):
+    pyramid = AdaptivePyramid(llamas, TOKENIZER)
+    keywords = {"max_new_tokens": 20, "eos_token_id": None}
+    expected = pyramid.generate(PROMPT, **keywords)
+    stream = pyramid.stream(PROMPT, **keywords)
+    pieces = [next(stream)]
+
+    def end():
+        nonlocal stream
+        if how == "finish":
+            pieces.extend(stream)
+        elif how == "close":
+            stream.close()
+        stream = None
+
+    for work in (end, lambda: pieces.append(pyramid.generate(PROMPT, **keywords).text)):
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the pyramid stayed locked"
+    assert pieces.pop() == expected.text
+    assert how != "finish" or "".join(pieces) == expected.text
+
+
+def test_a_seed_is_reported_only_if_it_repeats_the_text(llamas):
+    pyramid = AdaptivePyramid(llamas)
+    keywords = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": True}
+    assert pyramid.generate(PROMPT, **keywords).seed is None
+    for method in ("ar", "sd", "polybasic", "psd_f"):
+        out = pyramid.generate(PROMPT, method=method, **keywords)
+        assert pyramid.generate(PROMPT, method=method, seed=out.seed, **keywords).ids == out.ids

@@ -368,3 +368,8 @@ def test_wrong_kinds_of_arguments_are_named(llamas, keywords, message):
 
 def test_none_is_as_good_as_nothing(llamas):
     assert len(AdaptivePyramid(llamas).generate([1, 10], max_new_tokens=2, eos_token_id=None, on_block=None, config=None, control=None).ids) == 2
+
+
+def test_a_misspelled_control_is_an_error_at_once(llamas):
+    with pytest.raises(ValueError, match="unknown control 'thomson'; did you mean 'thompson'"):
+        AdaptivePyramid(llamas, control="thomson")

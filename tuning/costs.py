@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from adaptive_pyramid.errors import check_keys, check_number, unknown_name
 from adaptive_pyramid.throughput import CostModel
+from adaptive_pyramid.yaml_file import read_yaml
 from tuning.traces import Header
 
 FOLDER = Path(__file__).with_name("costs")
@@ -81,12 +80,7 @@ def load_costs(name_or_path: str | Path, rows: Sequence[str] | None = None) -> C
                 + "; your own is a path ending in .yaml"
             )
         path = FOLDER / f"{name_or_path}.yaml"
-    if not path.is_file():
-        raise FileNotFoundError(f"no cost table at {path}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(path, "cost table")
     if not isinstance(data, Mapping):
         raise ValueError(f"{path} must be a YAML mapping with name, description and rows, got {data!r}")
     check_keys(str(path), data, ("name", "description", "rows"), required=("name", "description", "rows"))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from adaptive_pyramid.errors import check_int, check_keys, check_number, unknown_name
+from adaptive_pyramid.yaml_file import read_yaml
 from tuning.examples import FORMATS, Example, Row, build_examples, check_template, read_file
 from tuning.scoring import SCORERS, Grade, Output, Score, Scorer, grade_all, make_scorer, paired_bootstrap, score_of
 
@@ -135,10 +135,7 @@ def _yaml_path(name_or_path: str | Path) -> Path:
 
 def _read_spec(path: Path) -> dict[str, Any]:
     """The YAML file as a dict with every key of KEYS, checked."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected YAML ({error})") from None
+    given = read_yaml(path, "task file")
     if not isinstance(given, Mapping):
         raise ValueError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}, got {given!r}")
     check_keys(str(path), given, KEYS, required=("name", "format", "scorer"))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_pyramid.errors import check_keys, unknown_name
+from adaptive_pyramid.errors import check_int, check_keys, unknown_name
 from adaptive_pyramid.throughput import CostModel
 from tuning.commandline import INTERRUPTED, OneSentenceParser, one_sentence
 from tuning.console import note, progress_bar
@@ -326,6 +326,8 @@ def _record(given: argparse.Namespace) -> None:
         raise ValueError(
             f"--data belongs to one task, got {len(given.task)}: record them one by one into the same file"
         )
+    if given.max_new_tokens is not None:
+        check_int("--max-new-tokens", given.max_new_tokens, 1)
     tasks = [load_task(name, data=given.data, limit=given.limit, seed=given.seed) for name in given.task]
     known = TraceSet.load(given.out) if given.out.exists() else None
     # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.

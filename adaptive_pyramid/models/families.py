@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,6 +32,7 @@ from adaptive_pyramid.models.embedded import (
 from adaptive_pyramid.models.quantize import SCHEMES, QuantizedLinear, quantize
 from adaptive_pyramid.models.sharing import tier_bytes
 from adaptive_pyramid.models.truncate import truncate
+from adaptive_pyramid.yaml_file import read_yaml
 
 __all__ = ["Family", "FamilyUnavailable", "TierReport", "load", "names", "other_targets"]
 
@@ -143,10 +143,7 @@ def _find(name: str | os.PathLike[str]) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     """The validated content of a family file."""
-    try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} is not YAML: {error}") from error
+    spec = read_yaml(path, "family file")
     if not isinstance(spec, dict):
         raise ValueError(f"{path.name} must be a mapping with 'name' and 'tiers', got {spec!r}")
     check_keys(path.name, spec, ("name", "tiers", "targets"), ("name", "tiers"))

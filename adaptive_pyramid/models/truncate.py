@@ -22,6 +22,8 @@ def truncate(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     Raises ValueError for indices that are not increasing, out of range, or none; TypeError if they are not ints.
     """
     name, stack = _layer_stack(model)
+    if not isinstance(layers, Sequence) or isinstance(layers, str):
+        raise TypeError(f"layers must be a sequence of layer indices, such as [0, 1], got {layers!r}")
     layers = list(layers)
     for index in layers:
         if isinstance(index, bool) or not isinstance(index, int):
