@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adaptive_pyramid import AdaptivePyramid, Profile, families  # noqa: E402
-from adaptive_pyramid.control.defaults import default_config, make_controller  # noqa: E402
+from adaptive_pyramid.control.defaults import default_config  # noqa: E402
 from adaptive_pyramid.decoding.method import resolve  # noqa: E402
 from tuning.measure import Bench, in_rotation  # noqa: E402
 from tuning.objective import prompt_ids  # noqa: E402
@@ -58,22 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args(arguments)
     profile = Profile.load(options.profile)
-    pyramid = AdaptivePyramid(families.load(profile.family, target=profile.target), control="fixed")
-    bench = Bench(pyramid, resolve(profile.method), options.tokens)
-    default = default_config(len(pyramid.decoder.tiers))
+    family = families.load(profile.family, target=profile.target)
+    method = resolve(profile.method)
+    bench = Bench(AdaptivePyramid(family), method, options.tokens)
+    default = default_config(len(family.models))
     examples = unseen(profile, options.data, options.questions)
     seconds = []
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("unseen prompts", total=len(examples))
         for turn, example in enumerate(examples):
-            prompt = prompt_ids(pyramid.tokenizer, example.messages())
-            experience = pyramid._experience(bench.method, default, False, None)
-
-            def cold():
-                control = make_controller("auto", None, default, pyramid.pool(experience))
-                return bench._generate(prompt, method=bench.method, control=control, suppress_tokens=bench.special)
-
-            runs = [lambda: bench.ar(prompt), lambda: bench.run(prompt, profile.config), lambda: bench.run(prompt, default), cold]
+            prompt = prompt_ids(family.tokenizer, example.messages())
+            cold = Bench(AdaptivePyramid(family), method, options.tokens)   # a pyramid that has learned nothing
+            runs = [lambda: bench.ar(prompt), lambda: bench.run(prompt, profile.config), lambda: bench.run(prompt, default),
+                    lambda: cold.adaptive(prompt)]
             seconds.append([timed.seconds for timed in in_rotation(runs, turn)])
             progress.advance(bar)
     columns = dict(zip(NAMES, np.array(seconds).T))

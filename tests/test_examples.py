@@ -126,3 +126,16 @@ def test_prior_help(tmp_path, run_example):
     out = run_example("prior_help.py", "--prior", tmp_path / "one.npz", "--objective", tmp_path / "other.npz", "--seeds", 1, "--trials", 3)
     (cells,) = (line.split("│") for line in out.splitlines() if line.startswith("│ a "))
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in cells[2:5]) and 0.5 < float(cells[5]) <= 1.0
+
+
+def test_profile_check(folder, run_example):
+    tuned = Profile("csqa", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4]),
+                    study={"questions": 90, "seed": 0, "max_new_tokens": 6})
+    tuned.save(folder / "tuned.yaml")
+    with pytest.raises(SystemExit) as ended:
+        run_example("profile_check.py", folder / "tuned.yaml", "--questions", 2, "--tokens", 6)
+    assert ended.value.code in (0, 1)
+    tuned.study["questions"] = 100
+    tuned.save(folder / "tuned.yaml")
+    with pytest.raises(SystemExit, match="every question of task 'csqa' was in the study"):
+        run_example("profile_check.py", folder / "tuned.yaml")

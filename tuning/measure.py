@@ -147,6 +147,10 @@ class Bench:
         """The method under test with `config`."""
         return self._generate(prompt, method=self.method, config=config, control="fixed", suppress_tokens=self.special)
 
+    def adaptive(self, prompt: Sequence[int]) -> Timed:
+        """The method under the pyramid's own control, and what that has learned so far."""
+        return self._generate(prompt, method=self.method, control="auto", suppress_tokens=self.special)
+
     def answer(self, prompt: Sequence[int], config: PyramidConfig | None = None) -> Timed:
         """As users get it: ends at the model's own end. `config` None = target-only."""
         if config is None:
