@@ -193,3 +193,15 @@ def test_reading_a_profile_needs_no_torch(tmp_path) -> None:
     profile().save(tmp_path / "p.yaml")
     code = "import sys\nfrom adaptive_pyramid.profile import Profile\nProfile.load(sys.argv[1])\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.yaml")], cwd=Path(__file__).parent.parent, check=True)
+
+
+def test_shipped_profiles_say_where_they_come_from() -> None:
+    import adaptive_pyramid
+
+    paths = sorted((Path(adaptive_pyramid.__file__).parent / "profiles").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        shipped = Profile.load(path)
+        assert path.stem == f"{shipped.family}-{shipped.task}" and Profile.shipped(shipped.family, shipped.task) == shipped
+        assert shipped.measured["speed_ratio"] > 1 and shipped.study["remeasured"] and shipped.study["questions_sha256"]
+        assert shipped.costs is not None and shipped.versions["torch"] and set(shipped.revisions) == set(shipped.tiers)

@@ -18,7 +18,7 @@ from tuning.objective import Question, Tally
 from tuning.prior import Prior
 from tuning.results import config_of
 
-FINALISTS = 2
+FINALISTS = 3
 FINAL_QUESTIONS = 6   # enough to undo most of the luck, and half a trial's time per finalist
 
 
