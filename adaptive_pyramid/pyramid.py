@@ -165,8 +165,8 @@ class AdaptivePyramid:
         while not generation.decoding.finished:
             # Held for a block and not for the whole text: whoever began a stream may never finish it, or in another thread.
             with self._lock:
-                block = next(blocks, None)
-            for token in block.tokens if block is not None else ():
+                block = next(blocks)
+            for token in block.tokens:
                 detokenizer.push(token)
             if generation.decoding.finished:
                 detokenizer.flush()
@@ -253,7 +253,7 @@ class AdaptivePyramid:
         given = own.get("config")
         config = self.decoder.check(self.config if given is None else given)
         # Whoever passes a config to one call wants that config, unless the call also names a control.
-        control = _checked_control(own.get("control", None)) or (self.control if given is None else "fixed")
+        control = _checked_control(own.get("control")) or (self.control if given is None else "fixed")
         controller = self._controller(control, decoding.method, config, request.do_sample, decoding.drift_budget)
         hooks = tuple(on_block or ()) if isinstance(on_block, (list, tuple, type(None))) else (on_block,)
         if not all(map(callable, hooks)):

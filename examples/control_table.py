@@ -187,7 +187,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.clock and options.costs:
         parser.error("--clock runs on this machine, --costs describes another one: give one of them")
     costs = load_costs(options.costs, options.cost_rows.split(",") if options.cost_rows else None) if options.costs else None
-    replay = Replay(TraceSet.load(options.traces), costs, overhead=0.0 if costs else 0.001)
+    try:
+        replay = Replay(TraceSet.load(options.traces), costs, overhead=0.0 if costs else 0.001)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     console = Console(stderr=True)
     best, rows = modelled(replay, options.seeds, options.agreement, console)
     columns = list(best)

@@ -92,7 +92,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, default=100, help="most trials of a study (default: %(default)s)")
     options = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    one, other = TraceSet.load(options.prior), TraceSet.load(options.objective)
+    try:
+        one, other = TraceSet.load(options.prior), TraceSet.load(options.objective)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     tasks = [task for task in one.tasks if task in other.tasks]
     method, header = resolve("pyramid"), one.header
     pool = Pool(len(header.tiers), header.models, header.costs, measured=True)

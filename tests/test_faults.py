@@ -130,11 +130,11 @@ def test_padded_vocabularies(arch, vocabularies, sampling):
     settings = {"max_new_tokens": 24, "eos_token_id": None, **({"do_sample": True, "top_k": 40} if sampling else {})}
     pyramid = pyramid_of(tiers, config=PyramidConfig.simple([3, 4][: len(tiers) - 1]))
     accepted = 0
-    for seed in range(2):
+    for seed in range(3):
         out = pyramid.generate(PROMPT, seed=seed, **settings)
         assert out.ids == reference_ids(tiers[-1], PROMPT, seed, **settings)
         accepted += sum(stage.accepted for stage in out.stats.stages)
-    assert accepted > 2
+    assert accepted > 5
 
 
 def test_an_id_that_a_tier_cannot_embed_removes_it_from_the_route():

@@ -105,7 +105,7 @@ class Evidence:
             study = optuna.load_study(study_name=name, storage=url)
         except Exception as error:   # whatever the database's driver raises
             reason = (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"cannot read the study of {path} from {url!r}: {reason}") from None
+            raise ValueError(f"cannot read the study of {path} from {storage.shown(url)!r}: {reason}") from None
         data = study.user_attrs
         trials = [trial for trial in storage.finished(study) if "ratio" in trial.user_attrs]
         return cls(profile, path, url, data["settings"], data["answers"], trials,

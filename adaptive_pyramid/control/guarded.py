@@ -52,8 +52,7 @@ class GuardedController:
         self._routes = list(dict.fromkeys(arm.route for arm in self.arms if len(arm.route) > 1))
         first = {arm.route: i for i, arm in reversed(list(enumerate(self.arms)))}
         self._probes = {route: self._versions[first[route]][1] for route in self._routes}
-        self._caps: dict[Route, int] = {}
-        self._caps = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
+        self._caps: dict[Route, int] = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
         if pool.experience is not None:
             self.account.grant(pool.experience.seconds)
         self._lost: set[int] = set()
