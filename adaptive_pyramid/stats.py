@@ -46,7 +46,8 @@ class Verification:
         proposed: tokens proposed. accepted: leading ones kept. rejected: 1 if a tested token was refused, else 0.
         emitted: accepted + one correction or bonus token (no such token after EOS).
         relaxed: accepted tokens that only tau let through (the rule at tau = 0 refused them).
-        entropy: the verifier's, at each of the proposed + 1 positions. proposal_entropy: the proposer's, at each position.
+        entropy: the verifier's, at each of the proposed + 1 positions; below the target NaN behind a refusal, as a rule.
+        proposal_entropy: the proposer's, at each position.
         divergence: the rule's divergence at each position, the number that is compared with tau.
         distance: between the proposed token's law and the verifier's: total variation in sampling, log-prob regret
             (nats) in greedy decoding. An `exact` test accepts with probability 1 - distance in sampling, and in

@@ -17,6 +17,7 @@ import random
 import statistics
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -54,8 +55,8 @@ def halves(one: TraceSet, other: TraceSet, task: str, seed: int) -> tuple[TraceS
     return take(one, True), take(other, False)
 
 
-def trials_needed(sampler: str, space: Space, prior: Prior, objective: Replay, goal: float, seed: int, most: int) -> int:
-    """Trials of a study until one reaches `goal`; `most` if none did."""
+def make_study(sampler: str, space: Space, prior: Prior, seed: int) -> optuna.Study:
+    """A study of one of `SAMPLERS`, with the prior's picks queued if it is ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         chosen = {"ours": lambda: PriorSampler(space, prior, seed=seed), "random": lambda: optuna.samplers.RandomSampler(seed=seed),
@@ -64,19 +65,28 @@ def trials_needed(sampler: str, space: Space, prior: Prior, objective: Replay, g
     if sampler == "ours":
         for config in prior.picks(space.candidates(), QUEUED):
             study.enqueue_trial(space.params(config))
+    return study
 
-    def run(trial: optuna.Trial) -> float:
-        config = space.suggest(trial)
-        trial.set_user_attr("config", config.to_dict())
-        trial.set_user_attr("predicted_ratio", prior.predict(config).ratio)
-        trial.set_user_attr("ratio", ratio(objective, config))
-        return trial.user_attrs["ratio"]
+
+def measured_trial(trial: optuna.Trial, space: Space, prior: Prior, measure: Callable[[PyramidConfig], float]) -> float:
+    """The ratio of the config that `trial` suggests, with what our sampler reads beside it."""
+    config = space.suggest(trial)
+    trial.set_user_attr("config", config.to_dict())
+    trial.set_user_attr("predicted_ratio", prior.predict(config).ratio)
+    trial.set_user_attr("ratio", measure(config))
+    return trial.user_attrs["ratio"]
+
+
+def trials_needed(sampler: str, space: Space, prior: Prior, objective: Replay, goal: float, seed: int, most: int) -> int:
+    """Trials of a study until one reaches `goal`; `most` if none did."""
+    study = make_study(sampler, space, prior, seed)
 
     def stop_when_close(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.value >= goal:
             study.stop()
 
-    study.optimize(run, n_trials=most, callbacks=[stop_when_close])
+    study.optimize(lambda trial: measured_trial(trial, space, prior, lambda config: ratio(objective, config)), n_trials=most,
+                   callbacks=[stop_when_close])
     return len(study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)))   # not those still queued
 
 

@@ -80,6 +80,25 @@ def test_useless_drafts_cost_two_per_cent(prompt: int) -> None:
         assert any("target worked alone" in note for note in stats.notes)
 
 
+@pytest.mark.parametrize("share", [0.005, 0.05])
+def test_controls_own_time_is_paid_from_the_account(share: float) -> None:
+    """What is left for looks is 2 % less what control itself takes; a control that takes more looks once and no more."""
+    costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
+    plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
+    controller = make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True))
+    config, blocks = controller.start(plant.start(16, 400)), []
+    while not plant.finished:
+        blocks.append(plant.step(config))
+        config = controller.step(blocks[-1])
+        blocks[-1].control_seconds = 0.040 * share
+    alone = 400 * 0.040 + plant.costs.seconds(2, 16) - 0.040
+    looked = sum(block.seconds for block in blocks) - alone
+    control = sum(block.control_seconds for block in blocks)
+    probe = max(shortest_probes(plant, [0, 1], 16))
+    assert 0 < looked <= max(probe, 0.02 * alone - control + probe)
+    assert controller.account.excess == pytest.approx(looked + control - blocks[-1].control_seconds)
+
+
 def test_account() -> None:
     account = Account(advance=0.5)
     account.book(1.0, 1.0)

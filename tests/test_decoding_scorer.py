@@ -58,6 +58,16 @@ def test_logits_equal_a_fresh_forward_on_any_walk(arch):
                 texts[texts.index(text)] = Sequence(text.ids[: rng.randint(1, 20)] + some(2))
 
 
+def test_a_cache_that_outgrows_its_room_keeps_what_it_holds():
+    model = tiny_model("llama")
+    scorer, rng = Scorer.alone(model), random.Random(0)
+    text = Sequence([rng.randrange(4, 60) for _ in range(240)])
+    with torch.inference_mode():
+        for grown in range(8):      # past the first room of 256 entries, which a draft of 20 would still have to leave
+            assert_equal(model, scorer, text, Tokens([rng.randrange(4, 60) for _ in range(20)]), 21)
+            text.accept(rng.randrange(4, 60) for _ in range(3))
+
+
 def assert_equal(model, scorer: Scorer, text: Sequence, drafted: Tokens, last: int) -> None:
     logits = scorer.logits(text, drafted, last)
     torch.testing.assert_close(logits, fresh_logits(model, text.ids + drafted.tensor().tolist(), last), rtol=1e-6, atol=1e-6)

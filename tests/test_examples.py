@@ -128,6 +128,18 @@ def test_prior_help(tmp_path, run_example):
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in cells[2:5]) and 0.5 < float(cells[5]) <= 1.0
 
 
+def test_prior_help_by_the_clock(folder, tmp_path, run_example):
+    traces = synthetic(4, tiers=3, n=30, seed=0)
+    TraceSet(traces.header, [dataclasses.replace(trace, task="gsm8k") for trace in traces]).save(tmp_path / "one.npz")
+    arguments = ("--prior", tmp_path / "one.npz", "--family", folder / "mine.yaml", "--seeds", 1, "--trials", 2, "--tokens", 6)
+    out = run_example("prior_help_clock.py", *arguments, "--questions", 2)
+    rows = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines() if line.startswith("│")}
+    assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in rows["trials"])
+    assert max(float(cell) for cell in rows["ends at, of the best"]) > 0.5
+    with pytest.raises(SystemExit):
+        run_example("prior_help_clock.py", *arguments, "--questions", 20)
+
+
 def test_profile_check(folder, run_example):
     tuned = Profile("csqa", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4]),
                     study={"questions": 90, "seed": 0, "max_new_tokens": 6})

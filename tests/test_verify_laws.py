@@ -324,7 +324,7 @@ def test_rows_of_a_longer_verdict_belong_to_their_positions():
             torch.testing.assert_close(verdict.laws[i], law[i] if loose[i] else p[i])
             assert verdict.drift[i] == pytest.approx(float(distance[i]) if loose[i] else 0.0, abs=1e-7)
         torch.testing.assert_close(verdict.laws[n], p[n])
-        assert len(verdict.scores) == len(verdict.logits) == len(verdict.entropy) == n + 1
+        assert len(verdict.scores) == len(verdict.logits) == n + 1 and len(verdict.entropies) == 5
         torch.testing.assert_close(verdict.scores, scores[: n + 1])
         torch.testing.assert_close(verdict.logits, logits[: n + 1])
     assert mixed > 5

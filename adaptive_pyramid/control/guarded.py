@@ -55,6 +55,7 @@ class GuardedController:
         self._caps: dict[Route, int] = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
         if pool.experience is not None:
             self.account.grant(pool.experience.seconds)
+        self._last: BlockStats | None = None   # of this request
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}   # of this request
         self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
@@ -103,14 +104,17 @@ class GuardedController:
         self.request = request
         self.meter.start(request)
         self.account.start()
-        self._lost, self._blocks, self._refused = set(), {}, {}
+        self._last, self._lost, self._blocks, self._refused = None, set(), {}, {}
         self._position = 0
         return self._choose()
 
     def step(self, block: BlockStats) -> PyramidConfig:
         self._position = block.position + block.tokens
         self.meter.observe(block)
-        self.account.book(block.seconds, self.meter.fair(block))
+        # What control itself took after a block is only known by the end of the next one.
+        control = self._last.control_seconds if self._last is not None else 0.0
+        self.account.book(block.seconds + control, self.meter.fair(block))
+        self._last = block
         self._blocks[block.config.route] = self._blocks.get(block.config.route, 0) + 1
         if block.config == self._config:
             self._climb(block)

@@ -23,12 +23,12 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     # log Z - E[logit], with log Z read off the most likely entry: one softmax, and no second pass over exponentials.
     probabilities = torch.softmax(logits, dim=-1)
     log_z = logits.amax(-1) - probabilities.amax(-1).log()
-    return log_z - (probabilities * logits).sum(-1)
+    return log_z - probabilities.mul_(logits).sum(-1)
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """TV of two laws (probabilities) [m, V] -> [m]."""
-    return 0.5 * (p - q).abs().sum(-1)
+    return 0.5 * (p - q).abs_().sum(-1)
 
 
 def tv(p_logits: torch.Tensor, q_logits: torch.Tensor) -> torch.Tensor:

@@ -23,35 +23,41 @@ _ANY_LENGTH = 1 << 30
 
 
 class _RoomyLayer(DynamicLayer):
-    """A cache layer with spare room at its end: appending copies the new entries only, cropping copies nothing.
+    """A cache layer with spare room at its end: appending copies the new entries only, cropping sets a number.
 
     The stock layer concatenates, which moves the whole cache at every forward: work that grows with the context.
     """
 
     _room: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self._room = None
+    _length = 0
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        length = self.get_seq_length()
-        end = length + key_states.shape[-2]
+        start, end = self._length, self._length + key_states.shape[-2]
         if self._room is None or end > self._room[0].shape[-2]:
-            self._room = self._larger(key_states, length, end), self._larger(value_states, length, end, value=True)
+            old = self._room or (key_states, value_states)
+            self._room = _moved(old[0], start, end), _moved(old[1], start, end)
         keys, values = self._room
-        keys[..., length:end, :] = key_states
-        values[..., length:end, :] = value_states
+        keys[..., start:end, :] = key_states
+        values[..., start:end, :] = value_states
+        self._length = end
         self.keys, self.values = keys[..., :end, :], values[..., :end, :]
         return self.keys, self.values
 
-    def _larger(self, states: torch.Tensor, length: int, end: int, value: bool = False) -> torch.Tensor:
-        room = states.new_empty(*states.shape[:-2], max(256, end + end // 2), states.shape[-1])
-        if length:
-            room[..., :length, :] = self.values if value else self.keys
-        return room
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        # The stock layer slices both tensors, sixty of them in a model of thirty layers; `update` will do so anyway.
+        self._length = max(0, self._length - abs(tokens_to_remove))
+
+
+def _moved(states: torch.Tensor, length: int, needed: int) -> torch.Tensor:
+    """The first `length` entries of `states` at the start of a room half as large again as `needed`."""
+    room = states.new_empty(*states.shape[:-2], max(256, needed + needed // 2), states.shape[-1])
+    room[..., :length, :] = states[..., :length, :]
+    return room
 
 
 class Scorer:

@@ -9,13 +9,15 @@ Three models are `Stage(T, Stage(Q, draft))`, two are `Stage(T, draft)`; any fur
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from ..config import StageConfig
 from ..stats import Verification
+from .divergence import entropy
 from .drift import DriftBudget
 from .sampling import Noise, Sampler
 from .scorer import Scorer
@@ -59,20 +61,22 @@ class Stage:
         self.config = config
         self.verifier = verifier
 
-    def round(self, run: Run, cap: int, budget: DriftBudget | None = None) -> tuple[Verdict, list[int]]:
+    def round(self, run: Run, cap: int, budget: DriftBudget | None = None, with_entropies: bool = True) -> tuple[Verdict, list[int]]:
         """One verification, emitting between 1 and `cap` tokens. -> (verdict, tier that drafted each token)
 
-        The verdict is cut after the first EOS.
+        The verdict is cut after the first EOS. `with_entropies=False` leaves them to the tier above, see `_told`.
         """
         room = min(cap - 1, self.scorer.room(run.sequence))
-        proposal = None
+        proposal, first = None, len(run.verifications)
         if self.below is not None and room > 0:
             proposal = self.below.propose(run, min(self.config.length, room), room, self.config.stop,
                                           self.verifier.compares_logits)
         tail = Tokens() if proposal is None else proposal.tokens
         logits = self.scorer.logits(run.sequence, tail, last=len(tail) + 1)
         scores = run.sampler.scores(logits, run.sequence, tail)
-        verdict = self.verifier.verify(proposal, logits, scores, self.config.tau, len(run.sequence), budget)
+        verdict = self.verifier.verify(proposal, logits, scores, self.config.tau, len(run.sequence), budget, with_entropies)
+        if proposal is not None:
+            run.verifications[first:] = _told(run.verifications[first:], proposal.proposer, verdict.proposal_entropy)
         refused = verdict.n_accepted < len(tail)
         if _cut_after_eos(verdict, run.eos):
             refused = False
@@ -94,7 +98,7 @@ class Stage:
         known = len(run.sequence)
         try:
             while len(tokens) < n and self.scorer.room(run.sequence) >= 0:
-                verdict, drafted = self.round(run, cap - len(tokens))
+                verdict, drafted = self.round(run, cap - len(tokens), with_entropies=stop is not None)
                 verdicts.append(verdict)
                 tokens += verdict.tokens
                 origins += drafted
@@ -108,11 +112,12 @@ class Stage:
             del run.sequence.ids[known:]
         if not tokens:
             return None
+        logits = torch.cat([v.logits for v in verdicts])
         return Proposal(
             Tokens(tokens, self.scorer.device), self.tier, origins,
             laws=torch.cat([v.laws for v in verdicts]) if run.sampler.do_sample else None,
-            logits=torch.cat([v.logits for v in verdicts]) if with_logits else None,
-            entropy=torch.cat([v.entropy for v in verdicts]),
+            logits=logits if with_logits else None,
+            entropy=entropy(logits),
         )
 
 
@@ -129,6 +134,23 @@ class FirstOf:
             if proposal is not None:
                 return proposal
         return None
+
+
+def _told(verifications: list[Verification], tier: int, entropies: list[float]) -> list[Verification]:
+    """`verifications` with what the tier above has read of `tier`'s entropies: one per emitted token, in order.
+
+    Rounds of a mid tier are short and many. Their entropies, one call for all of them, come to the host with the next
+    verdict above; positions behind a refusal stay NaN.
+    """
+    told, start = [], 0
+    for v in verifications:
+        if v.tier == tier:
+            known = entropies[start : start + v.emitted]
+            start += v.emitted
+            if not v.entropy:
+                v = replace(v, entropy=(*known, *[math.nan] * (v.proposed + 1 - len(known))))
+        told.append(v)
+    return told
 
 
 def _cut_after_eos(verdict: Verdict, eos: frozenset[int]) -> bool:

@@ -55,9 +55,9 @@ class Verdict:
     Args:
         tokens: n_accepted + 1 ids. relaxed: accepted tokens that only tau let through.
         drift: per emitted token, the distance of its law from the verifier's.
-        laws, logits, entropy: rows of the emitted tokens, as in Proposal (laws None = point masses).
+        laws, logits: rows of the emitted tokens, as in Proposal (laws None = point masses).
         scores: the verifier's processed scores at the emitted tokens, float32.
-        entropies, proposal_entropy, divergences, distances: by position of the proposal, for the statistics.
+        entropies (one more; [] if not asked for), proposal_entropy, divergences, distances: by position of the proposal.
         near_ties: per emitted token, whether its runner-up lay within rounding (greedy, half precision).
     """
 
@@ -68,7 +68,6 @@ class Verdict:
     laws: torch.Tensor | None
     logits: torch.Tensor
     scores: torch.Tensor
-    entropy: torch.Tensor
     entropies: list[float]
     proposal_entropy: list[float] = field(default_factory=list)
     divergences: list[float] = field(default_factory=list)
@@ -78,7 +77,7 @@ class Verdict:
     def truncate(self, n: int) -> None:
         """Keep the first n of the accepted tokens and nothing behind them."""
         self.n_accepted = n
-        for name in ("tokens", "loosened", "drift", "laws", "logits", "scores", "entropy", "near_ties"):
+        for name in ("tokens", "loosened", "drift", "laws", "logits", "scores", "near_ties"):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value[:n])
@@ -100,7 +99,7 @@ class Verifier:
         return self.rule == "fuzzy"
 
     def verify(self, proposal: Proposal | None, logits: torch.Tensor, scores: torch.Tensor, tau: float, position: int,
-               budget: DriftBudget | None = None) -> Verdict:
+               budget: DriftBudget | None = None, with_entropies: bool = True) -> Verdict:
         """The verdict on `proposal` (m tokens, None = 0).
 
         Args:
@@ -110,14 +109,13 @@ class Verifier:
 
         One copy to the host at the end, whatever the rule.
         """
-        m = 0 if proposal is None else len(proposal)
-        device = logits.device
-        x = torch.empty(0, dtype=torch.long, device=device) if proposal is None else proposal.tokens.tensor(device)
+        if proposal is None:
+            return self._unaided(logits, scores, position, with_entropies)
+        m, device = len(proposal), logits.device
+        x = proposal.tokens.tensor(device)
         decide = self._sampled if self.sampler.do_sample else self._greedy
         decision = decide(proposal, x, scores, position)
         loose = torch.zeros(m, dtype=torch.bool, device=device)
-        if not m:   # a lookup abstains often, and a mid tier's round is short: nothing is computed for no positions
-            return self._verdict(torch.zeros(1, dtype=torch.long, device=device), decision, loose, [], proposal, logits, scores)
         divergences = self._divergences(proposal, logits[:m], decision.distance)
         if tau > 0 and self.rule in ("fuzzy", "relaxed"):
             loose = divergences <= tau
@@ -125,41 +123,41 @@ class Verifier:
                 loose &= decision.possible
             if budget is not None:
                 loose = budget.grant(loose, decision.distance)
-        accepted = (loose | decision.passes).long().cumprod(0)
+        n = (loose | decision.passes).long().cumprod(0).sum()[None]
         proposed_entropy = torch.full((m,), torch.nan, device=device)
         if proposal.entropy is not None:
             proposed_entropy = proposal.entropy.to(device)
-        columns = [x, loose, decision.passes, divergences, decision.distance, proposed_entropy]
-        return self._verdict(accepted.sum()[None], decision, loose, columns, proposal, logits, scores)
+        columns = [n, decision.replacement(n), x, loose, decision.passes, divergences, decision.distance, proposed_entropy]
+        packed = _to_host([*columns, *self._on_every_row(logits, scores, decision.own, with_entropies)])
+        return _unpack(packed, proposal, decision.laws(loose), logits, scores, with_entropies)
 
-    def _verdict(self, n: torch.Tensor, decision: _Decision, loose: torch.Tensor, columns: list[torch.Tensor],
-                 proposal: Proposal | None, logits: torch.Tensor, scores: torch.Tensor) -> Verdict:
-        """The first `n` (long [1]) are accepted; `columns` [m] are what the host is to know of every position."""
-        entropies = entropy(logits)
-        columns = [n, decision.replacement(n), *columns, entropies]
+    def _unaided(self, logits: torch.Tensor, scores: torch.Tensor, position: int, with_entropies: bool) -> Verdict:
+        """A token of the verifier's own. A lookup abstains often, and then a mid tier's round is little but this."""
+        p = self.sampler.law(scores) if self.sampler.do_sample else None
+        own = best(scores) if p is None else self.noise.draw(p, position)
+        token, *rest = _to_host([own, *self._on_every_row(logits, scores, own, with_entropies)])
+        entropies, ties = (rest[:1], rest[1:]) if with_entropies else ([], rest)
+        return Verdict(0, [_possible(token)], [], [0.0], p, logits, scores, entropies, near_ties=[bool(tie) for tie in ties])
+
+    def _on_every_row(self, logits: torch.Tensor, scores: torch.Tensor, own: torch.Tensor | None, with_entropies: bool) -> list[torch.Tensor]:
+        """What the statistics ask of every row of the verifier's own."""
+        columns = [entropy(logits)] if with_entropies else []
         if self.rounding and not self.sampler.do_sample:
-            columns.append(near_ties(scores, decision.own, self.rounding))
-        # Ids travel as float32 beside the numbers: vocabularies are far below 2^24, so nothing is rounded.
-        packed = torch.cat([column.to(torch.float32) for column in columns]).tolist()
-        return _unpack(packed, len(loose), proposal, decision.laws(loose), logits, scores, entropies)
+            columns.append(near_ties(scores, own, self.rounding))
+        return columns
 
-    def _greedy(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
+    def _greedy(self, proposal: Proposal, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m = len(x)
         own = best(scores)
-        if not m:
-            return _Decision(x, x, replacement=lambda n: own, laws=lambda loose: None, own=own)
         regret = (scores[:m].gather(-1, own[:m, None]) - scores[:m].gather(-1, x[:, None]))[:, 0]
         return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n), laws=lambda loose: None,
                          possible=regret.isfinite(), own=own)
 
-    def _sampled(self, proposal: Proposal | None, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
+    def _sampled(self, proposal: Proposal, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
         p = self.sampler.law(scores)
-        if not m:
-            token = self.noise.draw(p, position)
-            return _Decision(x, x, replacement=lambda n: token, laws=lambda loose: p)
         p_x = p[:m].gather(-1, x[:, None])[:, 0]
-        law = None if proposal is None or proposal.laws is None else proposal.laws.to(p.device)
+        law = None if proposal.laws is None else proposal.laws.to(p.device)
         distance = 1.0 - p_x if law is None else total_variation(p[:m], law)
         possible = p_x > 0 if law is None else None
 
@@ -187,8 +185,8 @@ class Verifier:
 
         return _Decision(passes, distance, replacement=residual_draw, laws=emitted_laws, possible=possible)
 
-    def _divergences(self, proposal: Proposal | None, logits: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        if self.rule != "fuzzy" or proposal is None or not len(proposal):
+    def _divergences(self, proposal: Proposal, logits: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+        if self.rule != "fuzzy":
             return distance
         theirs = proposal.logits
         if theirs is None:
@@ -245,18 +243,29 @@ def point_logits(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return scores.scatter_(1, ids[:, None], 0.0)
 
 
-def _unpack(packed: list[float], m: int, proposal: Proposal | None, laws: torch.Tensor | None, logits: torch.Tensor,
-            scores: torch.Tensor, entropies: torch.Tensor) -> Verdict:
-    n, final = int(packed[0]), int(packed[1])
-    if final < 0:   # (behind a refused token no token may be possible, and none is needed)
+def _to_host(columns: list[torch.Tensor]) -> list[float]:
+    """All columns as one list, in one copy."""
+    # Ids travel as float32 beside the numbers: vocabularies are far below 2^24, so nothing is rounded.
+    return columns[0].tolist() if len(columns) == 1 else torch.cat([column.to(torch.float32) for column in columns]).tolist()
+
+
+def _possible(token: float) -> int:
+    """The id of a token that will be emitted. (Behind a refused token none may be possible, and none is needed.)"""
+    if token < 0:
         raise ValueError("no token is possible here: every score is -inf or NaN (processors that ban everything, say, or a model "
                          "that overflowed)")
+    return int(token)
+
+
+def _unpack(packed: list[float], proposal: Proposal, laws: torch.Tensor | None, logits: torch.Tensor, scores: torch.Tensor,
+            with_entropies: bool) -> Verdict:
+    m, n, final = len(proposal), int(packed[0]), _possible(packed[1])
     columns = [packed[2 + i * m : 2 + (i + 1) * m] for i in range(6)]
     ids, loose, passes, divergences, distances, proposal_entropy = columns
     rest = packed[2 + 6 * m :]
     tokens = [int(token) for token in ids]
-    if proposal is not None:
-        proposal.tokens.host = tokens
+    proposal.tokens.host = tokens
+    entropies, ties = (rest[: m + 1], rest[m + 1 :]) if with_entropies else ([], rest)
     emitted = slice(0, n + 1)
     return Verdict(
         n_accepted=n,
@@ -266,10 +275,9 @@ def _unpack(packed: list[float], m: int, proposal: Proposal | None, laws: torch.
         laws=None if laws is None else laws[emitted],
         logits=logits[emitted],
         scores=scores[emitted],
-        entropy=entropies[emitted],
-        entropies=rest[: m + 1],
+        entropies=entropies,
         proposal_entropy=proposal_entropy,
         divergences=divergences,
         distances=distances,
-        near_ties=[bool(tie) for tie in rest[m + 1 :][emitted]],
+        near_ties=[bool(tie) for tie in ties[emitted]],
     )
