@@ -132,11 +132,11 @@ class Profile:
         return cls.from_dict(read_yaml(Path(path), "profile"), where=str(path))
 
     @classmethod
-    def shipped(cls, family: str, task: str) -> Profile:
-        """The profile that comes with the package for `family` and `task`; else ValueError with the nearest name."""
+    def shipped(cls, family: str, task: str, target: str = "auto") -> Profile:
+        """The profile that comes with the package for `family`, its `target` and `task`; else ValueError with the nearest name."""
         folder = Path(__file__).with_name("profiles")
         names = {file.stem: file for file in folder.glob("*.yaml")}
-        wanted = f"{family}-{task}"
+        wanted = f"{family}-{task}" if target == "auto" else f"{family}-{target}-{task}"
         if wanted not in names:
             raise ValueError(unknown_name("shipped profile", wanted, names or ["none"]))
         return cls.load(names[wanted])

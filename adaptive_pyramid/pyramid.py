@@ -93,7 +93,7 @@ class AdaptivePyramid:
         """Load a family by name; `task` picks the profile that ships for it. Other keywords: the constructor's and `families.load`'s."""
         own = {key: keywords.pop(key) for key in ("method", "config", "control", "drift_budget") if key in keywords}
         if task is not None and profile is None:
-            profile = Profile.shipped(name, task)
+            profile = Profile.shipped(name, task, keywords.get("target", "auto"))
         return cls(families.load(name, **keywords), tokenizer, profile=profile, **own)
 
     @classmethod

@@ -160,6 +160,8 @@ def test_missing_files_and_shipped_profiles(tmp_path) -> None:
         Profile.load(tmp_path / "p.yaml")
     with pytest.raises(ValueError, match="unknown shipped profile 'smollm2-135m-csqq'"):
         Profile.shipped("smollm2-135m", "csqq")
+    with pytest.raises(ValueError, match="unknown shipped profile 'smollm2-135m-int5-csqa'"):
+        Profile.shipped("smollm2-135m", "csqa", target="int5")
 
 
 def test_what_differs_is_said_in_one_warning() -> None:
@@ -202,6 +204,8 @@ def test_shipped_profiles_say_where_they_come_from() -> None:
     assert paths
     for path in paths:
         shipped = Profile.load(path)
-        assert path.stem == f"{shipped.family}-{shipped.task}" and Profile.shipped(shipped.family, shipped.task) == shipped
+        target = "" if shipped.target == "auto" else f"-{shipped.target}"
+        assert path.stem == f"{shipped.family}{target}-{shipped.task}"
+        assert Profile.shipped(shipped.family, shipped.task, shipped.target) == shipped
         assert shipped.measured["speed_ratio"] > 1 and shipped.study["remeasured"] and shipped.study["questions_sha256"]
         assert shipped.costs is not None and shipped.versions["torch"] and set(shipped.revisions) == set(shipped.tiers)
