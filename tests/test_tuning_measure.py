@@ -31,12 +31,17 @@ def bench(models):
     return Bench(AdaptivePyramid([Lookup(), *models], tiny_tokenizer()), METHODS["pyramid"], max_new_tokens=12)
 
 
+def cached(keywords: dict) -> int:
+    """Tokens in the cache that a model is called with; older versions of transformers call it by another name."""
+    return keywords["cache" if "cache" in keywords else "past_key_values"].get_seq_length()
+
+
 def test_every_forward_feeds_its_width_behind_the_context(models) -> None:
     decoder = PyramidDecoder([Lookup(), *models])
     seen = []
     for model in models:
         model.register_forward_pre_hook(
-            lambda module, _, keywords: seen.append((module is models[-1], keywords["input_ids"].shape[1], keywords["cache"].get_seq_length())),
+            lambda module, _, keywords: seen.append((module is models[-1], keywords["input_ids"].shape[1], cached(keywords))),
             with_kwargs=True)
     calls = []
     costs = measure.cost_table(decoder, [10, 11, 12], context=20, widths=WIDTHS, repeats=2, progress=lambda: calls.append(1))

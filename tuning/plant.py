@@ -161,7 +161,8 @@ class ReplayPlant:
             rejected=int(event.rejected[i]),
             emitted=int(event.emitted[i]),
             relaxed=int(loosened.sum()) + int(off_loosened),
-            entropy=_column(flat.entropy[tier], here, known, proposed + 1),
+            # Below the target the decoder knows them of emitted tokens only.
+            entropy=_column(flat.entropy[tier], here, known if is_target else min(known, int(event.emitted[i])), proposed + 1),
             proposal_entropy=_column(flat.entropy[proposer], here, known, proposed) if proposed else (),
             divergence=divergence,
             distance=distance,

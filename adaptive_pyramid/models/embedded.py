@@ -271,6 +271,7 @@ def convert(gguf: Path, into: Path, end_of_turn: str) -> None:
     config = AutoConfig.from_pretrained(**where)
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.model_max_length = config.max_position_embeddings
+    tokenizer.eos_token = end_of_turn   # older versions of transformers read another one from the file
     end = tokenizer.convert_tokens_to_ids(end_of_turn)
     if end != config.eos_token_id or tokenizer.chat_template is None:
         raise RuntimeError(f"{gguf.name}: {end_of_turn} ({end}) is not the end token ({config.eos_token_id}), or there "
