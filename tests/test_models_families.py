@@ -59,6 +59,9 @@ def test_unknown_names_get_a_suggestion(tmp_path):
         load("smollm2-135m", target="int3")
     with pytest.raises(ValueError, match="unknown dtype 'bf16'"):
         load("smollm2-135m", dtype="bf16")
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device must be one that this machine has, 'cpu' for instance, got '{device}'"):
+            load("smollm2-135m", device=device)
 
 
 def test_a_family_of_local_directories_is_loaded_in_order(tmp_path):

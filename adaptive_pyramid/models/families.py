@@ -91,13 +91,14 @@ def load(name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", dev
     dtype, or its name. `target`: "auto", or one of the family's other targets ("int4" for smollm2-135m: the same
     weights on a faster CPU kernel). `progress` draws on stderr.
 
-    Raises ValueError for unknown names and keys, FamilyUnavailable when weights can neither be found nor fetched.
+    Raises ValueError for unknown names and keys and for a device that is not there, FamilyUnavailable when weights can
+    neither be found nor fetched.
     Warns (UserWarning) when a derived tier agrees with its target on less than 70 % of the tokens, or cannot exist on
     `device` and is left out.
     """
     path = _find(name)
     spec = _read(path)
-    device = torch.device(device)
+    device = _resolve_device(device)
     dtype = _resolve_dtype(dtype, device)
     tiers = _choose(spec, target)
     if device.type != "cpu":
@@ -203,6 +204,16 @@ def _without_quantised(family: str, tiers: list[dict[str, Any]], device: torch.d
             warnings.warn(f"family {family!r}: tier {tier['name']!r} is quantised for the CPU and left out on "
                           f"{str(device)!r}", UserWarning, stacklevel=3)
     return [tier for tier in tiers if "quantize" not in tier]
+
+
+def _resolve_device(device: str | torch.device) -> torch.device:
+    """`device` if this machine has it, else ValueError."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:   # torch asserts that it was compiled for the device
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that this machine has, 'cpu' for instance, got {str(device)!r} ({reason})") from None
+    return torch.device(device)
 
 
 def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
