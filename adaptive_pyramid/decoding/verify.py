@@ -105,7 +105,7 @@ class Verifier:
         Args:
             logits, scores: float32 [m + 1, V], unprocessed and processed, on the verifier's device.
             tau: threshold of this stage. position: index of the first proposed token, for keyed noise.
-            budget: pays for relaxed acceptances; None = unlimited.
+            budget: pays for relaxed acceptances; None = unlimited. with_entropies: False leaves `Verdict.entropies` empty.
 
         One copy to the host at the end, whatever the rule.
         """
@@ -139,7 +139,8 @@ class Verifier:
         entropies, ties = (rest[:1], rest[1:]) if with_entropies else ([], rest)
         return Verdict(0, [_possible(token)], [], [0.0], p, logits, scores, entropies, near_ties=[bool(tie) for tie in ties])
 
-    def _on_every_row(self, logits: torch.Tensor, scores: torch.Tensor, own: torch.Tensor | None, with_entropies: bool) -> list[torch.Tensor]:
+    def _on_every_row(self, logits: torch.Tensor, scores: torch.Tensor, own: torch.Tensor | None,
+                      with_entropies: bool) -> list[torch.Tensor]:
         """What the statistics ask of every row of the verifier's own."""
         columns = [entropy(logits)] if with_entropies else []
         if self.rounding and not self.sampler.do_sample:
