@@ -33,14 +33,16 @@ NAMES = ("target only", "profile", "default config", "control, cold")
 
 
 def unseen(profile: Profile, data: str | None, questions: int) -> list:
-    """Examples that the profile's study neither measured nor calibrated on."""
+    """Examples that the profile's study neither measured nor calibrated on: those that follow in its own random order.
+
+    In the order of the file they would be of another kind where that is sorted by kind, as Spec-Bench's is.
+    """
     study = profile.study
-    seen = {example.id for example in load_task(profile.task, data=data, limit=study["questions"] + CALIBRATION_QUESTIONS,
-                                                seed=study["seed"]).examples}
-    fresh = [example for example in load_task(profile.task, data=data).examples if example.id not in seen]
+    seen = study["questions"] + CALIBRATION_QUESTIONS
+    fresh = load_task(profile.task, data=data, limit=seen + questions, seed=study["seed"]).examples[seen:]
     if not fresh:
         raise SystemExit(f"every question of task {profile.task!r} was in the study; expected --data with more of them")
-    return fresh[:questions]
+    return fresh
 
 
 def interval(seconds: np.ndarray, over: np.ndarray, resamples: int = 2000) -> tuple[float, float, float]:
