@@ -78,7 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     columns = dict(zip(NAMES, np.array(seconds).T))
     table = Table("", "over target only", "profile over it", title=f"{profile.task}: {profile.config.label}, {len(examples)} unseen prompts")
     for name in NAMES[1:]:
-        cells = [interval(columns[name], columns["target only"]), interval(columns["profile"], columns[name])]
+        cells = [interval(columns[name], columns["target only"])]
+        if name != "profile":
+            cells.append(interval(columns["profile"], columns[name]))
         table.add_row(name, *("{:.3f} ({:.3f} to {:.3f})".format(*cell) for cell in cells))
     Console().print(table)
     return int(columns["profile"].sum() >= columns["default config"].sum())
