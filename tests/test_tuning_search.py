@@ -18,6 +18,8 @@ import yaml
 from optuna.trial import TrialState
 
 from adaptive_pyramid import AdaptivePyramid, Profile
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.defaults import default_config
 from tiny import graded_family, tiny_tokenizer
 from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 from tuning import decodings, results, storage
@@ -59,10 +61,11 @@ def test_every_trial_is_measured_in_full(done) -> None:
         assert list(trial.intermediate_values) == list(range(QUESTIONS))
 
 
-def test_the_prior_chooses_the_first_trials(done) -> None:
+def test_the_prior_and_the_untuned_default_are_the_first_trials(done) -> None:
     trials = load_study(done.out).trials
-    assert [("fixed_params" in trial.system_attrs) for trial in trials] == [True] * 3 + [False] * 2
+    assert [("fixed_params" in trial.system_attrs) for trial in trials] == [True] * 4 + [False]
     assert len({trial.params["route"] for trial in trials[:3]}) == 3
+    assert PyramidConfig.from_dict(trials[3].user_attrs["config"]) == default_config(3)
 
 
 def test_the_profile_drives_generate(done, family) -> None:
@@ -287,7 +290,7 @@ def test_what_if_costs_price_everything_and_say_so(tmp_path, family, capsys) -> 
 
 def test_a_study_ends_early_when_little_is_to_be_gained(tmp_path, family, capsys) -> None:
     search(tmp_path / "early.yaml", trials=9, family=family, clock="model", min_gain=0.9)
-    assert len(load_study(tmp_path / "early.yaml").trials) == 6   # the prior's
+    assert len(load_study(tmp_path / "early.yaml").trials) == 7   # the prior's and the default
     assert "the study ends here" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
+from adaptive_pyramid.control.defaults import default_config
 from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
@@ -187,12 +188,13 @@ class Search:
         return questions
 
     def _enqueue(self, prior: Prior) -> None:
-        """Queue the prior's best configs, once per study, and what an interruption left unmeasured."""
+        """Queue the prior's best configs and the untuned default, once per study, and what an interruption left unmeasured."""
         if "enqueued" not in self.study.user_attrs:
             candidates = self.space.candidates()
             with progress_bar("prior", len(candidates)) as advance:
                 picks = prior.picks(candidates, max(1, round(self.settings.trials * PRIOR_SHARE)), advance)
-            for config in picks:
+            untuned = default_config(self.space.n_tiers)   # what a profile has to beat
+            for config in [*picks, untuned] if untuned.route in self.space.routes else picks:
                 self.study.enqueue_trial(self.space.params(config), skip_if_exists=True)
             self.study.set_user_attr("enqueued", True)
         storage.requeue_interrupted(self.study)
