@@ -149,8 +149,7 @@ def clocked(replay: Replay, per_task: int, best: PyramidConfig, agreement: Seque
     traces = replay.traces
     indices = streams(traces, 0)["mixed"][: per_task * len(traces.tasks)]
     runs = {"target only": FixedController(best.with_route((best.target,))), "best static": FixedController(best)}
-    names = ["planner", *([KNOWN] if agreement else []), "discounted_ucb", "thompson", HEURISTIC]
-    runs |= {name: build(name, replay, agreement) for name in names}
+    runs |= {name: build(name, replay, agreement) for name in NAMES if agreement or name != KNOWN}
     seconds: dict[str, dict[int, float]] = {name: {} for name in runs}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("by the clock", total=len(indices) * len(runs))
