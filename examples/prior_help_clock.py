@@ -51,10 +51,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=32)
     options = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    traces = TraceSet.load(options.prior)
+    try:
+        traces, task = TraceSet.load(options.prior), load_task(options.task, data=options.data)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     traces = traces.select(indices=[i for i, trace in enumerate(traces) if trace.task == options.task])
     seen = {trace.example for trace in traces}
-    fresh = [example for example in load_task(options.task, data=options.data).examples if example.id not in seen]
+    fresh = [example for example in task.examples if example.id not in seen]
     if not seen or len(fresh) < 3 * options.questions:
         parser.error(f"task {options.task!r}: {len(seen)} questions in the traces and {len(fresh)} others; expected some, and at "
                      f"least {3 * options.questions} others")
@@ -86,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
                 leaders[name] = [PyramidConfig.from_dict(trial.user_attrs["config"]).normalized() for trial in best]
             again = list(dict.fromkeys([*first_of_prior, *(config for found in leaders.values() for config in found)]))
             seconds = dict.fromkeys(again, 0.0)
-            for turn, prompt in enumerate(prompts[options.questions :]):
+            for turn, prompt in enumerate(progress.track(prompts[options.questions :], description="once more")):
                 runs = in_rotation([lambda config=config: bench.run(prompt, config) for config in again], turn)
                 for config, timed in zip(again, runs):
                     seconds[config] += timed.seconds

@@ -136,8 +136,10 @@ def test_prior_help_by_the_clock(folder, tmp_path, run_example):
     rows = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines() if line.startswith("│")}
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in rows["trials"])
     assert max(float(cell) for cell in rows["ends at, of the best"]) > 0.5
-    with pytest.raises(SystemExit):
-        run_example("prior_help_clock.py", *arguments, "--questions", 20)
+    for wrong in (("--questions", 20), ("--task", "gsm8"), ("--task", "csqa"), ("--prior", tmp_path / "none.npz")):
+        with pytest.raises(SystemExit) as ended:
+            run_example("prior_help_clock.py", *arguments, *wrong)
+        assert ended.value.code == 2
 
 
 def test_profile_check(folder, run_example):
