@@ -140,7 +140,7 @@ class PyramidConfig:
 
     def normalized(self) -> PyramidConfig:
         """The same decoding with every knob that this route cannot use set to its plainest value, for comparisons."""
-        used = {entry for entry in self.route[1:]}
+        used = set(self.route[1:])
         stages = tuple(s if k in used else StageConfig(1) for k, s in enumerate(self.stages, start=1))
         return replace(self, stages=stages)
 

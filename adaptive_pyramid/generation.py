@@ -19,8 +19,14 @@ OnBlock = Callable[[BlockStats, list[int]], None]
 class Generation:
     """Steps a decoding with the configs a controller chooses, and collects the result."""
 
-    def __init__(self, decoding: Decoding, controller: Controller, tokenizer: Any, stop_text: StopText | None,
-                 hooks: Sequence[OnBlock]) -> None:
+    def __init__(
+        self,
+        decoding: Decoding,
+        controller: Controller,
+        tokenizer: Any,
+        stop_text: StopText | None,
+        hooks: Sequence[OnBlock],
+    ) -> None:
         self.decoding = decoding
         self.request = decoding.request
         self.controller = controller
@@ -28,7 +34,9 @@ class Generation:
         self._stop_text = stop_text
         self._hooks = hooks
         self.stats = GenerationStats(
-            method=decoding.method.name, control_name=controller.name, drift_budget=decoding.drift_budget,
+            method=decoding.method.name,
+            control_name=controller.name,
+            drift_budget=decoding.drift_budget,
             seed=self.request.seed if self.request.do_sample and self._repeatable else None,
             drift_unit="total variation" if self.request.do_sample else "nats",
         )
@@ -39,9 +47,16 @@ class Generation:
         """Yield blocks until the text ends."""
         request, decoding = self.request, self.decoding
         started = time.perf_counter()
-        config = self.controller.start(RequestInfo(
-            len(request.prompt_ids), request.max_new_tokens, request.do_sample, decoding.method.lossless,
-            decoding.drift_budget, reused=decoding.reused))
+        config = self.controller.start(
+            RequestInfo(
+                len(request.prompt_ids),
+                request.max_new_tokens,
+                request.do_sample,
+                decoding.method.lossless,
+                decoding.drift_budget,
+                reused=decoding.reused,
+            )
+        )
         control_seconds = time.perf_counter() - started
         while not decoding.finished:
             decision = self.controller.decision
@@ -80,7 +95,10 @@ class Generation:
         if self._tokenizer is not None:
             text = self._tokenizer.decode(ids, skip_special_tokens=True)[: self.text_end]
         return PyramidOutput(
-            sequences=torch.tensor([[*padding, *request.prompt_ids, *ids]], dtype=torch.long), ids=ids, text=text, stats=self.stats,
+            sequences=torch.tensor([[*padding, *request.prompt_ids, *ids]], dtype=torch.long),
+            ids=ids,
+            text=text,
+            stats=self.stats,
             finish_reason=self.decoding.finish_reason,
             scores=tuple(self._scores) if request.output_scores else None,
             logits=tuple(self._logits) if request.output_logits else None,

@@ -80,8 +80,10 @@ def padded_batch(outputs: list[PyramidOutput], pad_token_id: int) -> BatchOutput
     rows = [output.sequences[0].tolist() for output in outputs]
     prompt_widths = [len(row) - len(output.ids) for row, output in zip(rows, outputs)]
     new_width = max(len(output.ids) for output in outputs)
-    rows = [[pad_token_id] * (max(prompt_widths) - width) + row + [pad_token_id] * (new_width - len(output.ids))
-            for row, width, output in zip(rows, prompt_widths, outputs)]
+    rows = [
+        [pad_token_id] * (max(prompt_widths) - width) + row + [pad_token_id] * (new_width - len(output.ids))
+        for row, width, output in zip(rows, prompt_widths, outputs)
+    ]
     return BatchOutput(torch.tensor(rows, dtype=torch.long), outputs)
 
 

@@ -84,10 +84,25 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         data = {name: value for name, value in asdict(self).items() if name not in ("config", "costs")}
-        data.update(tiers=list(self.tiers), rules=list(self.rules), config=self.config.to_dict(),
-                    costs=None if self.costs is None else self.costs.to_dict())
-        order = ["schema_version", "task", "family", "target", "tiers", "method", "rules", "divergence", "do_sample",
-                 "drift_budget", "config"]
+        data.update(
+            tiers=list(self.tiers),
+            rules=list(self.rules),
+            config=self.config.to_dict(),
+            costs=None if self.costs is None else self.costs.to_dict(),
+        )
+        order = [
+            "schema_version",
+            "task",
+            "family",
+            "target",
+            "tiers",
+            "method",
+            "rules",
+            "divergence",
+            "do_sample",
+            "drift_budget",
+            "config",
+        ]
         return {name: data[name] for name in [*order, *(n for n in data if n not in order)]}
 
     @classmethod
@@ -120,7 +135,7 @@ class Profile:
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
         partial.write_text(head + text, encoding="utf-8")
-        partial.replace(target)   # a reader never sees half a profile
+        partial.replace(target)  # a reader never sees half a profile
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -143,7 +158,12 @@ class Profile:
 
     def describes(self, method: str, config: PyramidConfig, do_sample: bool, drift_budget: float | None) -> bool:
         """Whether decoding like this is what was measured."""
-        return (method, config, do_sample, drift_budget or None) == (self.method, self.config, self.do_sample, self.drift_budget or None)
+        return (method, config, do_sample, drift_budget or None) == (
+            self.method,
+            self.config,
+            self.do_sample,
+            self.drift_budget or None,
+        )
 
     def warn_differences(self, actual: Mapping[str, Any]) -> list[str]:
         """Warn (UserWarning) of what differs between where this was measured and `actual`; returns the sentences.
@@ -164,19 +184,31 @@ class Profile:
             if measured is not None and measured != version:
                 found.append(f"{package} is {version}, the profile was measured with {measured}")
         if found:
-            warnings.warn(f"profile for {self.task!r}: {'; '.join(found)}. Its config is used; its speeds may not "
-                          "hold.", stacklevel=3)
+            warnings.warn(
+                f"profile for {self.task!r}: {'; '.join(found)}. Its config is used; its speeds may not hold.",
+                stacklevel=3,
+            )
         return found
 
 
 _FIELDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "task": (str, "a name"), "family": (str, "a name"), "target": (str, "a name"), "tiers": ((list, tuple), "a list of names"),
-    "method": (str, "a name"), "rules": ((list, tuple), "[lower, top]"), "divergence": (str, "a name"),
-    "do_sample": (bool, "true or false"), "drift_budget": ((int, float, type(None)), "a number or null"),
-    "config": (Mapping, "a mapping with route and stages"), "measured": (Mapping, "a mapping"),
-    "costs": ((Mapping, type(None)), "a mapping tier -> width -> seconds, or null"), "device": (str, "a name"),
-    "dtype": (str, "a name"), "versions": (Mapping, "a mapping package -> version"),
-    "revisions": (Mapping, "a mapping tier name -> source"), "study": (Mapping, "a mapping"),
+    "task": (str, "a name"),
+    "family": (str, "a name"),
+    "target": (str, "a name"),
+    "tiers": ((list, tuple), "a list of names"),
+    "method": (str, "a name"),
+    "rules": ((list, tuple), "[lower, top]"),
+    "divergence": (str, "a name"),
+    "do_sample": (bool, "true or false"),
+    "drift_budget": ((int, float, type(None)), "a number or null"),
+    "config": (Mapping, "a mapping with route and stages"),
+    "measured": (Mapping, "a mapping"),
+    "costs": ((Mapping, type(None)), "a mapping tier -> width -> seconds, or null"),
+    "device": (str, "a name"),
+    "dtype": (str, "a name"),
+    "versions": (Mapping, "a mapping package -> version"),
+    "revisions": (Mapping, "a mapping tier name -> source"),
+    "study": (Mapping, "a mapping"),
     "control": (Mapping, "a mapping"),
 }
 _SCORE = ("value", "low", "high", "n", "label")
@@ -193,8 +225,11 @@ def _check(where: str, profile: Profile) -> None:
         raise ValueError(f"{where}: config is for {profile.config.n_tiers} tiers, but tiers names {len(profile.tiers)}")
     if len(profile.rules) != 2:
         raise ValueError(f"{where}: rules must be [lower, top], got {list(profile.rules)!r}")
-    names = [("method", profile.method, METHOD_NAMES), ("divergence", profile.divergence, DIVERGENCE_NAMES),
-             *(("rule", rule, RULE_NAMES) for rule in profile.rules)]
+    names = [
+        ("method", profile.method, METHOD_NAMES),
+        ("divergence", profile.divergence, DIVERGENCE_NAMES),
+        *(("rule", rule, RULE_NAMES) for rule in profile.rules),
+    ]
     for kind, name, known in names:
         if name not in known:
             raise ValueError(f"{where}: {unknown_name(kind, name, known)}")
@@ -256,8 +291,9 @@ def _check_measured(where: str, measured: Mapping[str, Any], tiers: range) -> No
 def _cost_model(data: Mapping[Any, Any]) -> CostModel:
     for tier, row in data.items():
         if not isinstance(row, Mapping) or not all(type(key) is int for key in (tier, *row)):
-            raise TypeError("costs must be a mapping tier -> width -> seconds with integer tiers and widths, "
-                            f"got {tier!r}: {row!r}")
+            raise TypeError(
+                f"costs must be a mapping tier -> width -> seconds with integer tiers and widths, got {tier!r}: {row!r}"
+            )
         for width in row:
             check_int(f"a width in costs of tier {tier}", width, 1)
     return CostModel(data)

@@ -20,7 +20,9 @@ class Prompt:
     padding: list[int]
 
 
-def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id: int | None = None) -> tuple[list[Prompt], bool]:
+def read_prompts(
+    inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id: int | None = None
+) -> tuple[list[Prompt], bool]:
     """-> (the prompts, whether the caller passed several)
 
     Args:
@@ -37,7 +39,9 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
         inputs = torch.from_numpy(inputs)
     if isinstance(inputs, torch.Tensor):
         if inputs.ndim not in (1, 2) or inputs.is_floating_point() or not len(inputs):
-            raise TypeError(f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}")
+            raise TypeError(
+                f"token ids must be an integer tensor of shape [length] or [batch, length], got {tuple(inputs.shape)} {inputs.dtype}"
+            )
         inputs = inputs if inputs.ndim == 2 else inputs[None]
         inferred = attention_mask is None and pad_token_id is not None
         if inferred:
@@ -49,8 +53,10 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes) and inputs:
         prompts, batched = unpadded([_ids(prompt, tokenizer) for prompt in inputs], attention_mask), True
     else:
-        raise TypeError("a prompt must be text, a list of chat messages, token ids, or a list of these; "
-                        f"got {type(inputs).__name__}{' (empty)' if inputs == [] else ''}")
+        raise TypeError(
+            "a prompt must be text, a list of chat messages, token ids, or a list of these; "
+            f"got {type(inputs).__name__}{' (empty)' if inputs == [] else ''}"
+        )
     for index, prompt in enumerate(prompts):
         if not prompt.ids:
             raise ValueError(f"prompt {index} is empty; expected at least one token (a BOS token, say)")
@@ -58,8 +64,12 @@ def read_prompts(inputs: Any, attention_mask: Any, tokenizer: Any, pad_token_id:
 
 
 def _is_ids(value: Any) -> bool:
-    return (isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and bool(value)
-            and all(isinstance(i, int) and not isinstance(i, bool) for i in value))
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes))
+        and bool(value)
+        and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+    )
 
 
 def _is_chat(value: Any) -> bool:
@@ -72,7 +82,9 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, Mapping) and "input_ids" in prompt or isinstance(prompt, (torch.Tensor, np.ndarray)):
         rows, _ = read_prompts(prompt, None, tokenizer)
         if len(rows) > 1:
-            raise ValueError(f"a prompt within a list must be one text, got {len(rows)} rows of token ids; pass them as a tensor")
+            raise ValueError(
+                f"a prompt within a list must be one text, got {len(rows)} rows of token ids; pass them as a tensor"
+            )
         return rows[0].ids
     if not isinstance(prompt, str) and not _is_chat(prompt):
         raise TypeError(f"a prompt must be text, a list of chat messages, or token ids; got {type(prompt).__name__}")
@@ -91,14 +103,18 @@ def unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "atten
     mask = torch.as_tensor(attention_mask)
     mask = (mask if mask.ndim == 2 else mask[None]).tolist()
     if [len(row) for row in rows] != [len(row) for row in mask]:
-        raise ValueError(f"attention_mask must have the shape of input_ids: rows of {[len(row) for row in rows]}, got {[len(row) for row in mask]}")
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids: rows of {[len(row) for row in rows]}, got {[len(row) for row in mask]}"
+        )
     kept = []
     for row, keep in zip(rows, mask):
         used = [i for i, flag in enumerate(keep) if flag]
         if used and used != list(range(used[0], used[-1] + 1)):
             raise ValueError(f"{mask_name} must be one run of ones per row; holes inside a prompt are not supported")
         if used and used[-1] != len(row) - 1:
-            raise ValueError(f"{mask_name} pads on the right; decoder-only models need left padding (padding_side='left')")
+            raise ValueError(
+                f"{mask_name} pads on the right; decoder-only models need left padding (padding_side='left')"
+            )
         start = used[0] if used else len(row)
         kept.append(Prompt(row[start:], row[:start]))
     return kept
@@ -110,8 +126,10 @@ def matching_tokenizer(tiers: Sequence[Any], tokenizer: Any) -> Any:
     Raises:
         ValueError: two tiers whose saved tokenizers differ; their ids would mean different things.
     """
-    places = {tier: model.config._name_or_path for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)}
-    saved = {place: _saved_tokenizer(place) for place in set(places.values())}   # derived tiers share their source's
+    places = {
+        tier: model.config._name_or_path for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)
+    }
+    saved = {place: _saved_tokenizer(place) for place in set(places.values())}  # derived tiers share their source's
     known = {f"tier {tier}": saved[place] for tier, place in places.items() if saved[place] is not None}
     if hasattr(tokenizer, "get_vocab"):
         known["tokenizer="] = tokenizer
@@ -119,8 +137,10 @@ def matching_tokenizer(tiers: Sequence[Any], tokenizer: Any) -> Any:
         last_name, last = list(known.items())[-1]
         for name, other in known.items():
             if other is not last and other.get_vocab() != last.get_vocab():
-                raise ValueError(f"{name} and {last_name} have different tokenizers ({len(other)} and {len(last)} entries); "
-                                 "all tiers of a pyramid must share one")
+                raise ValueError(
+                    f"{name} and {last_name} have different tokenizers ({len(other)} and {len(last)} entries); "
+                    "all tiers of a pyramid must share one"
+                )
     return tokenizer if tokenizer is not None else saved[places[len(tiers) - 1]]
 
 
@@ -128,7 +148,9 @@ def _saved_tokenizer(name: str) -> Any:
     """The tokenizer beside a model's weights (a directory, or a hub name already in the local cache), if there is one."""
     if not name:
         return None
-    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
+    if Path(name).is_dir() and not any(
+        (Path(name) / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")
+    ):
         return None
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)

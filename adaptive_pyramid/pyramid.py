@@ -48,9 +48,17 @@ class AdaptivePyramid:
         ValueError: different tokenizers, models that cannot be decoded with, a profile for another number of tiers.
     """
 
-    def __init__(self, models: families.Family | Sequence[Any], tokenizer: Any = None, *, method: str | Method | None = None,
-                 profile: Profile | str | Path | None = None, config: PyramidConfig | None = None,
-                 control: str | Controller = "auto", drift_budget: float | None = None) -> None:
+    def __init__(
+        self,
+        models: families.Family | Sequence[Any],
+        tokenizer: Any = None,
+        *,
+        method: str | Method | None = None,
+        profile: Profile | str | Path | None = None,
+        config: PyramidConfig | None = None,
+        control: str | Controller = "auto",
+        drift_budget: float | None = None,
+    ) -> None:
         self.family = models if isinstance(models, families.Family) else None
         tiers = list(models.models if isinstance(models, families.Family) else models)
         self.decoder = PyramidDecoder(tiers)
@@ -66,7 +74,9 @@ class AdaptivePyramid:
         if config is None:
             config = self.profile.config if self.profile else default_config(len(tiers))
         self.config = self.decoder.check(config)
-        self.drift_budget = drift_budget if drift_budget is not None else (self.profile.drift_budget if self.profile else None)
+        self.drift_budget = (
+            drift_budget if drift_budget is not None else (self.profile.drift_budget if self.profile else None)
+        )
         resolve(self.method, drift_budget=self.drift_budget)
         self.control = _checked_control(control)
         self._controllers: dict[str, Controller] = {}
@@ -74,8 +84,9 @@ class AdaptivePyramid:
         self._lock = threading.RLock()
 
     @classmethod
-    def from_pretrained(cls, *names: str | Path, tokenizer: Any = None, profile: Profile | str | Path | None = None,
-                        **keywords: Any) -> AdaptivePyramid:
+    def from_pretrained(
+        cls, *names: str | Path, tokenizer: Any = None, profile: Profile | str | Path | None = None, **keywords: Any
+    ) -> AdaptivePyramid:
         """Load models by name or directory, draft first and target last.
 
         `keywords` that the constructor knows go there; all others go to `AutoModelForCausalLM.from_pretrained`
@@ -88,8 +99,15 @@ class AdaptivePyramid:
         return cls(models, tokenizer, profile=profile, **own)
 
     @classmethod
-    def from_family(cls, name: str, *, task: str | None = None, tokenizer: Any = None,
-                    profile: Profile | str | Path | None = None, **keywords: Any) -> AdaptivePyramid:
+    def from_family(
+        cls,
+        name: str,
+        *,
+        task: str | None = None,
+        tokenizer: Any = None,
+        profile: Profile | str | Path | None = None,
+        **keywords: Any,
+    ) -> AdaptivePyramid:
         """Load a family by name; `task` picks the profile that ships for it. Other keywords: the constructor's and `families.load`'s."""
         own = {key: keywords.pop(key) for key in ("method", "config", "control", "drift_budget") if key in keywords}
         if task is not None and profile is None:
@@ -106,12 +124,24 @@ class AdaptivePyramid:
         """What a profile is compared with: family, tiers, device, dtype, versions."""
         target = self.decoder.tiers[-1]
         names = self.family.tier_names if self.family is not None else [_name(tier) for tier in self.decoder.tiers]
-        return {"family": self.family.name if self.family is not None else None, "tiers": list(names),
-                "device": target.device.type, "dtype": str(target.dtype).removeprefix("torch."),
-                "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+        return {
+            "family": self.family.name if self.family is not None else None,
+            "tiers": list(names),
+            "device": target.device.type,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        }
 
-    def generate(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
-                 streamer: Any = None, on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> PyramidOutput | BatchOutput:
+    def generate(
+        self,
+        inputs: Any = None,
+        *,
+        attention_mask: Any = None,
+        generation_config: GenerationConfig | None = None,
+        streamer: Any = None,
+        on_block: OnBlock | Sequence[OnBlock] = (),
+        **keywords: Any,
+    ) -> PyramidOutput | BatchOutput:
         """Continue a prompt or a list of prompts.
 
         Args:
@@ -148,8 +178,15 @@ class AdaptivePyramid:
                 outputs.append(generation.output(prompt.padding))
             return padded_batch(outputs, generation.request.pad_token_id) if batched else outputs[0]
 
-    def stream(self, inputs: Any = None, *, attention_mask: Any = None, generation_config: GenerationConfig | None = None,
-               on_block: OnBlock | Sequence[OnBlock] = (), **keywords: Any) -> Iterator[str]:
+    def stream(
+        self,
+        inputs: Any = None,
+        *,
+        attention_mask: Any = None,
+        generation_config: GenerationConfig | None = None,
+        on_block: OnBlock | Sequence[OnBlock] = (),
+        **keywords: Any,
+    ) -> Iterator[str]:
         """Yield text as it is verified; the pieces add up to `generate(...).text`. Arguments as in `generate`, one prompt.
 
         Between pieces the pyramid is free for other calls, from any thread; the iterator may be finished in another one.
@@ -175,10 +212,17 @@ class AdaptivePyramid:
                 yield text[sent:]
                 sent = len(text)
         with self._lock:
-            next(blocks, None)   # the run ends with its notes
+            next(blocks, None)  # the run ends with its notes
 
-    def custom_generate(self, model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: Any = None,
-                        stopping_criteria: Any = None, generation_config: Any = None, **model_keywords: Any) -> torch.Tensor:
+    def custom_generate(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_keywords: Any,
+    ) -> torch.Tensor:
         """The pyramid as the loop of `target.generate(..., custom_generate=pyramid.custom_generate)`.
 
         Sampling, processors and stop rules are those that `generate` prepared. Its interface never passes the streamer
@@ -213,22 +257,35 @@ class AdaptivePyramid:
         self._saved_state = dict(state)
         self._controllers.clear()
 
-    def _prompts(self, inputs: Any, attention_mask: Any, generation_config: GenerationConfig | None,
-                 keywords: dict[str, Any]) -> tuple[list[Prompt], bool]:
+    def _prompts(
+        self, inputs: Any, attention_mask: Any, generation_config: GenerationConfig | None, keywords: dict[str, Any]
+    ) -> tuple[list[Prompt], bool]:
         if inputs is None and "input_ids" in keywords:
             inputs = keywords.pop("input_ids")
-        prompts, batched = read_prompts(inputs, attention_mask, self.tokenizer, padding_id(self.decoder.tiers[-1], generation_config, keywords))
+        prompts, batched = read_prompts(
+            inputs, attention_mask, self.tokenizer, padding_id(self.decoder.tiers[-1], generation_config, keywords)
+        )
         known = self.decoder.scorers[self.decoder.target].embeddings
         for prompt in prompts:
             if not 0 <= min(prompt.ids) <= max(prompt.ids) < known:
-                raise ValueError(f"prompt ids must lie in 0 .. {known - 1} (the target's embeddings), got {min(prompt.ids)} .. {max(prompt.ids)}")
+                raise ValueError(
+                    f"prompt ids must lie in 0 .. {known - 1} (the target's embeddings), got {min(prompt.ids)} .. {max(prompt.ids)}"
+                )
         return prompts, batched
 
-    def _generation(self, prompt: Prompt, generation_config: GenerationConfig | None, keywords: dict[str, Any],
-                    on_block: OnBlock | Sequence[OnBlock], row: int = 0) -> Generation:
+    def _generation(
+        self,
+        prompt: Prompt,
+        generation_config: GenerationConfig | None,
+        keywords: dict[str, Any],
+        on_block: OnBlock | Sequence[OnBlock],
+        row: int = 0,
+    ) -> Generation:
         own = {name: keywords[name] for name in _CALL_KEYWORDS if name in keywords}
         target = self.decoder.tiers[-1]
-        config, ours = read_keywords(target, generation_config, {k: v for k, v in keywords.items() if k not in own}, extra=_CALL_KEYWORDS)
+        config, ours = read_keywords(
+            target, generation_config, {k: v for k, v in keywords.items() if k not in own}, extra=_CALL_KEYWORDS
+        )
         tokenizer = ours.get("tokenizer") or self.tokenizer
         stop_text = None
         if ours["stop_strings"]:
@@ -240,13 +297,16 @@ class AdaptivePyramid:
             ours["seed"] = check_int("seed", ours["seed"], 0) + row
         allowed = ours.get("prefix_allowed_tokens_fn")
         if allowed is not None:
-            ours["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)   # rows run one by one, as batches of one
+            ours["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(
+                row, ids
+            )  # rows run one by one, as batches of one
         limit = self.decoder.scorers[self.decoder.target].max_context
         request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
         return self._start(request, own, stop_text, on_block)
 
-    def _start(self, request: Any, own: dict[str, Any], stop_text: StopText | None,
-               on_block: OnBlock | Sequence[OnBlock]) -> Generation:
+    def _start(
+        self, request: Any, own: dict[str, Any], stop_text: StopText | None, on_block: OnBlock | Sequence[OnBlock]
+    ) -> Generation:
         method = own.get("method") or self.method
         budget = own["drift_budget"] if "drift_budget" in own else self.drift_budget
         decoding = self.decoder.start(request, method, budget)
@@ -260,15 +320,18 @@ class AdaptivePyramid:
             raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {on_block!r}")
         return Generation(decoding, controller, self.tokenizer, stop_text, hooks)
 
-    def _controller(self, control: str | Controller, method: Method, config: PyramidConfig, do_sample: bool,
-                    budget: float | None) -> Controller:
+    def _controller(
+        self, control: str | Controller, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None
+    ) -> Controller:
         """One controller per way of decoding, kept across calls."""
         if not isinstance(control, str):
             return control
         route = method.route(config)
         if control == "fixed" or (control == "auto" and route is not None):
             return make_controller("fixed", route, config, self.pool())
-        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}/{config.label}" + (f"/{budget:g}" if budget else "")
+        key = f"{control}/{method.name}/{'sample' if do_sample else 'greedy'}/{config.label}" + (
+            f"/{budget:g}" if budget else ""
+        )
         if key not in self._controllers:
             pool = self.pool(self._experience(method, config, do_sample, budget))
             controller = make_controller(control, route, config, pool, drift_budget=budget, lossless=method.lossless)
@@ -280,7 +343,9 @@ class AdaptivePyramid:
             self._controllers[key] = controller
         return self._controllers[key]
 
-    def _experience(self, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None) -> Experience | None:
+    def _experience(
+        self, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None
+    ) -> Experience | None:
         """What is known of acceptance: from a profile that was tuned for this very decoding, else from the family."""
         profile = self.profile
         if profile is not None and profile.describes(method.name, config, do_sample, budget):
@@ -288,11 +353,19 @@ class AdaptivePyramid:
             tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
             # (a profile without a cost table was priced for a machine that nobody has: its seconds are no credit here)
             speed, ratio = seen.get("tokens_per_second") if profile.costs is not None else None, seen.get("speed_ratio")
-            return Experience.tuned(config, seen.get("acceptance", {}), seen.get("acceptance_length", {}),
-                                    tokens * ratio / speed if speed and ratio else 0.0, self.decoder.scorers)
+            return Experience.tuned(
+                config,
+                seen.get("acceptance", {}),
+                seen.get("acceptance_length", {}),
+                tokens * ratio / speed if speed and ratio else 0.0,
+                self.decoder.scorers,
+            )
         reports = self.family.tiers if self.family is not None else ()
-        known = {(tier, self.decoder.target): Acceptance(report.overlap if do_sample else report.agreement)
-                 for tier, report in enumerate(reports) if report.agreement is not None}
+        known = {
+            (tier, self.decoder.target): Acceptance(report.overlap if do_sample else report.agreement)
+            for tier, report in enumerate(reports)
+            if report.agreement is not None
+        }
         return Experience(known, calibration.TOKENS * (reports[-1].seconds_per_token or 0.0)) if known else None
 
     def pool(self, experience: Experience | None = None) -> Pool:
@@ -305,7 +378,11 @@ class AdaptivePyramid:
 def _checked_control(control: Any) -> Any:
     if isinstance(control, str) and control not in CONTROLS:
         raise ValueError(unknown_name("control", control, CONTROLS))
-    if control is not None and not isinstance(control, str) and not all(hasattr(control, name) for name in ("start", "step", "notes")):
+    if (
+        control is not None
+        and not isinstance(control, str)
+        and not all(hasattr(control, name) for name in ("start", "step", "notes"))
+    ):
         raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {control!r}")
     return control
 

@@ -10,37 +10,85 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from .errors import check_int, check_number, unknown_name
 from .prompts import Prompt
 
 # Keywords of `generate` that ask for another algorithm, with what to say about each.
 _UNSUPPORTED = {
-    "num_beams": (1, "beam search"), "num_beam_groups": (1, "group beam search"), "penalty_alpha": (None, "contrastive search"),
-    "dola_layers": (None, "DoLa decoding"), "constraints": (None, "constrained beam search"),
-    "force_words_ids": (None, "constrained beam search"), "num_return_sequences": (1, "several sequences per prompt"),
+    "num_beams": (1, "beam search"),
+    "num_beam_groups": (1, "group beam search"),
+    "penalty_alpha": (None, "contrastive search"),
+    "dola_layers": (None, "DoLa decoding"),
+    "constraints": (None, "constrained beam search"),
+    "force_words_ids": (None, "constrained beam search"),
+    "num_return_sequences": (1, "several sequences per prompt"),
     "prompt_lookup_num_tokens": (None, "its own lookup: put Lookup() among the tiers instead"),
     "assistant_early_exit": (None, "early exit: put truncate(model, ...) among the tiers instead"),
-    "guidance_scale": (None, "classifier-free guidance"), "token_healing": (False, "token healing"),
-    "watermarking_config": (None, "watermarking"), "cache_implementation": (None, "another cache"),
-    "output_attentions": (False, "attentions"), "output_hidden_states": (False, "hidden states"),
+    "guidance_scale": (None, "classifier-free guidance"),
+    "token_healing": (False, "token healing"),
+    "watermarking_config": (None, "watermarking"),
+    "cache_implementation": (None, "another cache"),
+    "output_attentions": (False, "attentions"),
+    "output_hidden_states": (False, "hidden states"),
     "prefill_chunk_size": (None, "chunked prefill"),
 }
 # Keywords that steer machinery which does not exist here: taken in silence, they would look as if they did something.
 _WITHOUT_EFFECT = {
-    **dict.fromkeys(("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
-                     "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
-                     "speculation_type", "use_mtp"), "lengths and early stops of drafting are those of config= and control="),
-    **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty", "low_memory"), "it belongs to beam search"),
-    **dict.fromkeys(("cache_config", "max_cache_len", "compile_config", "continuous_batching_config"),
-                    "the pyramid keeps its own caches and compiles nothing"),
+    **dict.fromkeys(
+        (
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "assistant_confidence_threshold",
+            "is_assistant",
+            "max_matching_ngram_size",
+            "assistant_lookbehind",
+            "target_lookbehind",
+            "assistant_ensemble_weight",
+            "speculation_type",
+            "use_mtp",
+        ),
+        "lengths and early stops of drafting are those of config= and control=",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "length_penalty", "diversity_penalty", "low_memory"), "it belongs to beam search"
+    ),
+    **dict.fromkeys(
+        ("cache_config", "max_cache_len", "compile_config", "continuous_batching_config"),
+        "the pyramid keeps its own caches and compiles nothing",
+    ),
     "decoder_start_token_id": "it belongs to encoder-decoder models",
 }
-_REFUSED_ARGUMENTS = ("assistant_model", "synced_gpus", "negative_prompt_ids", "negative_prompt_attention_mask",
-                      "custom_generate", "inputs_embeds", "past_key_values", "cache", "position_ids", "use_model_defaults")
-_OUR_KEYWORDS = ("stop_strings", "seed", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer",
-                 "return_dict_in_generate", "max_time")
+_REFUSED_ARGUMENTS = (
+    "assistant_model",
+    "synced_gpus",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "custom_generate",
+    "inputs_embeds",
+    "past_key_values",
+    "cache",
+    "position_ids",
+    "use_model_defaults",
+)
+_OUR_KEYWORDS = (
+    "stop_strings",
+    "seed",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "tokenizer",
+    "return_dict_in_generate",
+    "max_time",
+)
 
 
 @dataclass(frozen=True)
@@ -83,13 +131,19 @@ class GenerationRequest:
         """Why generation ends with `ids` (prompt and output so far), if it does; EOS and length are the decoder's."""
         if self.stop_text is not None and self.stop_text(ids[len(self.prompt_ids) :]):
             return "stop_string"
-        if self.criteria and bool(self.criteria(torch.tensor([[*self.padding, *ids]], device=scores.device), (scores,)).all()):
+        if self.criteria and bool(
+            self.criteria(torch.tensor([[*self.padding, *ids]], device=scores.device), (scores,)).all()
+        ):
             return "stopping_criteria"
         return None
 
 
-def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | None, keywords: dict[str, Any],
-                  extra: Sequence[str] = ()) -> tuple[GenerationConfig, dict[str, Any]]:
+def read_keywords(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None,
+    keywords: dict[str, Any],
+    extra: Sequence[str] = (),
+) -> tuple[GenerationConfig, dict[str, Any]]:
     """Generation keywords -> (a private GenerationConfig, our own keywords).
 
     Neither the model's generation_config nor the caller's is modified. `extra` are further valid names, for the hint.
@@ -110,12 +164,15 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
         if name in _UNSUPPORTED:
             _check_supported(name, value)
         if name in _WITHOUT_EFFECT and value not in (None, False):
-            raise ValueError(f"{name}={value!r} has no effect here ({_WITHOUT_EFFECT[name]}); expected it to be left out")
+            raise ValueError(
+                f"{name}={value!r} has no effect here ({_WITHOUT_EFFECT[name]}); expected it to be left out"
+            )
     ours = {name: keywords[name] for name in _OUR_KEYWORDS if name in keywords}
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         raise TypeError(f"generation_config must be a GenerationConfig, got {generation_config!r}")
     config, unused = model._prepare_generation_config(
-        generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours})
+        generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours}
+    )
     for name in unused:
         raise TypeError(unknown_name("generate keyword", name, fields))
     for name in _UNSUPPORTED:
@@ -125,8 +182,10 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
     if config.use_cache is False:
         raise ValueError("use_cache=False cannot be honoured: speculative decoding needs its caches")
     if config.do_sample and config.temperature is not None and not config.temperature > 0:
-        raise ValueError(f"temperature must be above 0 with do_sample=True, got {config.temperature}; "
-                         "for greedy decoding pass do_sample=False")
+        raise ValueError(
+            f"temperature must be above 0 with do_sample=True, got {config.temperature}; "
+            "for greedy decoding pass do_sample=False"
+        )
     if not config.do_sample and keywords.get("temperature") == 0:
         warnings.warn("temperature=0 with do_sample=False: greedy decoding, as asked", stacklevel=3)
     for name, low, high in (("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("repetition_penalty", 1e-9, float("inf"))):
@@ -140,6 +199,7 @@ def read_keywords(model: PreTrainedModel, generation_config: GenerationConfig | 
 
 def padding_id(model: PreTrainedModel, given: GenerationConfig | None, keywords: dict[str, Any]) -> int | None:
     """The pad token, if it can mean nothing else: an EOS token in a prompt may be text (a chat's turns end with one)."""
+
     def setting(name: str) -> Any:
         places = (keywords.get(name), getattr(given, name, None), getattr(model.generation_config, name, None))
         return next((value for value in places if value is not None), None)
@@ -151,12 +211,21 @@ def padding_id(model: PreTrainedModel, given: GenerationConfig | None, keywords:
 def _check_supported(name: str, value: Any) -> None:
     default, what = _UNSUPPORTED[name]
     if value is not None and value != default and not (name == "guidance_scale" and value == 1):
-        raise ValueError(f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}")
+        raise ValueError(
+            f"{name}={value!r} asks for {what}, which speculative decoding does not run; expected {default}"
+        )
 
 
-def build_request(model: PreTrainedModel, prompt: Prompt, given: GenerationConfig | None, config: GenerationConfig,
-                  ours: dict[str, Any], keywords: dict[str, Any], stop_text: Callable[[Sequence[int]], bool] | None,
-                  limit: int | None) -> GenerationRequest:
+def build_request(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    given: GenerationConfig | None,
+    config: GenerationConfig,
+    ours: dict[str, Any],
+    keywords: dict[str, Any],
+    stop_text: Callable[[Sequence[int]], bool] | None,
+    limit: int | None,
+) -> GenerationRequest:
     """The request for one prompt, with processors and limits as `model.generate` would set them.
 
     Args:
@@ -167,45 +236,72 @@ def build_request(model: PreTrainedModel, prompt: Prompt, given: GenerationConfi
     device = model.device
     row = torch.tensor([[*prompt.padding, *prompt.ids]], dtype=torch.long, device=device)
     mask = torch.tensor([[0] * len(prompt.padding) + [1] * len(prompt.ids)], device=device)
-    defaults = {name: all(source is None or getattr(source, name, None) is None for source in (given, model.generation_config))
-                and keywords.get(name) is None for name in ("max_length", "min_length")}
+    defaults = {
+        name: all(source is None or getattr(source, name, None) is None for source in (given, model.generation_config))
+        and keywords.get(name) is None
+        for name in ("max_length", "min_length")
+    }
     model._prepare_special_tokens(config, True, device=device, batch_size=1)
-    config = model._prepare_generated_length(config, defaults["max_length"], defaults["min_length"], "input_ids", row.shape[1], row)
+    config = model._prepare_generated_length(
+        config, defaults["max_length"], defaults["min_length"], "input_ids", row.shape[1], row
+    )
     length, max_new = len(prompt.ids), config.max_length - row.shape[1]
     if max_new < 0 or (max_new == 0 and config.max_new_tokens != 0):
-        raise ValueError(f"max_length={config.max_length} leaves no room after a prompt of {row.shape[1]} tokens; "
-                         "expected a larger max_length, or max_new_tokens")
+        raise ValueError(
+            f"max_length={config.max_length} leaves no room after a prompt of {row.shape[1]} tokens; "
+            "expected a larger max_length, or max_new_tokens"
+        )
     if limit is not None and length > limit:
         raise ValueError(f"the prompt has {length} tokens, but {type(model).__name__} has only {limit} positions")
     if limit is not None and length + max_new - 1 > limit:
-        warnings.warn(f"max_new_tokens={max_new} would pass the {limit} positions of {type(model).__name__}; "
-                      f"generating at most {limit - length + 1}", stacklevel=4)
+        warnings.warn(
+            f"max_new_tokens={max_new} would pass the {limit} positions of {type(model).__name__}; "
+            f"generating at most {limit - length + 1}",
+            stacklevel=4,
+        )
         max_new = limit - length + 1
     processors = model._get_logits_processor(
-        config, input_ids_seq_length=row.shape[1], encoder_input_ids=row,
+        config,
+        input_ids_seq_length=row.shape[1],
+        encoder_input_ids=row,
         prefix_allowed_tokens_fn=ours.get("prefix_allowed_tokens_fn"),
-        logits_processor=LogitsProcessorList(ours.get("logits_processor") or []), device=device,
-        model_kwargs={"attention_mask": mask})
+        logits_processor=LogitsProcessorList(ours.get("logits_processor") or []),
+        device=device,
+        model_kwargs={"attention_mask": mask},
+    )
     criteria = StoppingCriteriaList(ours.get("stopping_criteria") or [])
     if ours.get("max_time") is not None:
         criteria.append(MaxTimeCriteria(max_time=check_number("max_time", ours["max_time"], 0.0)))
     seed = ours.get("seed")
     return GenerationRequest(
-        prompt_ids=tuple(prompt.ids), max_new_tokens=max_new, padding=tuple(prompt.padding), processors=processors,
-        stop_text=stop_text, criteria=criteria,
-        seed=secrets.randbits(62) if seed is None else seed, seeded=seed is not None,
-        output_scores=bool(config.output_scores), output_logits=bool(config.output_logits), **_from_prepared(config),
+        prompt_ids=tuple(prompt.ids),
+        max_new_tokens=max_new,
+        padding=tuple(prompt.padding),
+        processors=processors,
+        stop_text=stop_text,
+        criteria=criteria,
+        seed=secrets.randbits(62) if seed is None else seed,
+        seeded=seed is not None,
+        output_scores=bool(config.output_scores),
+        output_logits=bool(config.output_logits),
+        **_from_prepared(config),
     )
 
 
-def prepared_requests(prompts: Sequence[Prompt], processors: LogitsProcessorList, criteria: StoppingCriteriaList,
-                      config: GenerationConfig) -> list[GenerationRequest]:
+def prepared_requests(
+    prompts: Sequence[Prompt], processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig
+) -> list[GenerationRequest]:
     """One request per row of a `generate` call that has already prepared everything (its `custom_generate` hook)."""
     return [
         GenerationRequest(
-            prompt_ids=tuple(prompt.ids), max_new_tokens=config.max_length - len(prompt.padding) - len(prompt.ids),
-            padding=tuple(prompt.padding), processors=LogitsProcessorList(_of_row(p, row, len(prompts)) for p in processors),
-            criteria=criteria, seed=secrets.randbits(62), **_from_prepared(config))
+            prompt_ids=tuple(prompt.ids),
+            max_new_tokens=config.max_length - len(prompt.padding) - len(prompt.ids),
+            padding=tuple(prompt.padding),
+            processors=LogitsProcessorList(_of_row(p, row, len(prompts)) for p in processors),
+            criteria=criteria,
+            seed=secrets.randbits(62),
+            **_from_prepared(config),
+        )
         for row, prompt in enumerate(prompts)
     ]
 
@@ -223,5 +319,8 @@ def _of_row(processor: LogitsProcessor, row: int, rows: int) -> Callable[[torch.
 
 def _from_prepared(config: GenerationConfig) -> dict[str, Any]:
     eos, pad = config._eos_token_tensor, config._pad_token_tensor
-    return {"do_sample": bool(config.do_sample), "eos": frozenset() if eos is None else frozenset(eos.tolist()),
-            "pad_token_id": 0 if pad is None else int(pad)}
+    return {
+        "do_sample": bool(config.do_sample),
+        "eos": frozenset() if eos is None else frozenset(eos.tolist()),
+        "pad_token_id": 0 if pad is None else int(pad),
+    }

@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import PyramidConfig
 
-PREDICTION_ALARM = 0.25   # median relative error of predicted block times past which `explain` raises an alarm
+PREDICTION_ALARM = 0.25  # median relative error of predicted block times past which `explain` raises an alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,17 @@ class StageStats:
     @classmethod
     def of(cls, tier: int, verifications: Iterable[Verification]) -> StageStats:
         rows = [v for v in verifications if v.tier == tier]
-        total = {name: sum(getattr(v, name) for v in rows) for name in ("proposed", "accepted", "rejected", "emitted", "relaxed")}
-        return cls(tier, len(rows), **total, entropy=nanmean(h for v in rows for h in v.entropy),
-                   proposal_entropy=nanmean(h for v in rows for h in v.proposal_entropy))
+        total = {
+            name: sum(getattr(v, name) for v in rows)
+            for name in ("proposed", "accepted", "rejected", "emitted", "relaxed")
+        }
+        return cls(
+            tier,
+            len(rows),
+            **total,
+            entropy=nanmean(h for v in rows for h in v.entropy),
+            proposal_entropy=nanmean(h for v in rows for h in v.proposal_entropy),
+        )
 
     @property
     def acceptance_rate(self) -> float:
@@ -115,7 +123,7 @@ class Decision:
     predicted_tokens: float | None = None
 
 
-SHADOW_LENGTH = 16   # ids that a lookup is asked for only to see whether they come true
+SHADOW_LENGTH = 16  # ids that a lookup is asked for only to see whether they come true
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,9 @@ class Shadow:
 
     @classmethod
     def of(cls, tier: int, found: Sequence[int], emitted: Sequence[int]) -> Shadow:
-        accepted = next((i for i, (one, other) in enumerate(zip(found, emitted)) if one != other), min(len(found), len(emitted)))
+        accepted = next(
+            (i for i, (one, other) in enumerate(zip(found, emitted)) if one != other), min(len(found), len(emitted))
+        )
         return cls(tier, len(found), accepted, accepted + (accepted < min(len(found), len(emitted))))
 
 
@@ -257,22 +267,32 @@ class GenerationStats:
         if total == 0:
             return "drift 0: every token was verified exactly"
         if self.drift_unit == "nats":
-            text = f"drift {total:.4g} nats of log-prob regret over {self.tokens} tokens ({self.mean_drift:.4g} per token)"
+            text = (
+                f"drift {total:.4g} nats of log-prob regret over {self.tokens} tokens ({self.mean_drift:.4g} per token)"
+            )
         else:
             bound = "vacuous, it reached 1" if total >= 1 else f"{total:.4g}"
-            text = (f"drift {total:.4g} in total variation over {self.tokens} tokens ({self.mean_drift:.4g} per token); "
-                    f"its mean over runs bounds the distance of the output distributions (here {bound})")
+            text = (
+                f"drift {total:.4g} in total variation over {self.tokens} tokens ({self.mean_drift:.4g} per token); "
+                f"its mean over runs bounds the distance of the output distributions (here {bound})"
+            )
         if self.drift_budget is not None:
             text += f"; budget {self.drift_budget:g} per token, kept at every prefix"
         return text
 
     def summary(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.tokens} tokens in {self.seconds:.2f} s = {self.tokens_per_second:.1f} tokens/s, "
-                 f"{len(self.blocks)} blocks, method {self.method}, control {self.control_name}"]
+        lines = [
+            f"{self.tokens} tokens in {self.seconds:.2f} s = {self.tokens_per_second:.1f} tokens/s, "
+            f"{len(self.blocks)} blocks, method {self.method}, control {self.control_name}"
+        ]
         for stage in self.stages:
-            accepted = "nothing proposed" if math.isnan(stage.acceptance_rate) else f"acceptance {stage.acceptance_rate:.2f}"
-            lines.append(f"  tier {stage.tier}: {stage.rounds} verifications, {stage.acceptance_length:.2f} tokens each, {accepted}")
+            accepted = (
+                "nothing proposed" if math.isnan(stage.acceptance_rate) else f"acceptance {stage.acceptance_rate:.2f}"
+            )
+            lines.append(
+                f"  tier {stage.tier}: {stage.rounds} verifications, {stage.acceptance_length:.2f} tokens each, {accepted}"
+            )
         lines.append(f"  tokens by tier {self.tokens_by_tier}, forwards by tier {self.forwards}")
         lines.append(f"  {self.certificate}")
         near_ties = sum(block.near_ties for block in self.blocks)
@@ -283,9 +303,14 @@ class GenerationStats:
     @property
     def prediction_error(self) -> float:
         """Median of |predicted / measured - 1| over block times, prefill left out; NaN where nothing was predicted."""
-        errors = [abs(block.decision.predicted_seconds / block.seconds - 1) for block in self.blocks
-                  if block.decision is not None and block.decision.predicted_seconds is not None
-                  and block.seconds > 0 and not block.is_prefill]
+        errors = [
+            abs(block.decision.predicted_seconds / block.seconds - 1)
+            for block in self.blocks
+            if block.decision is not None
+            and block.decision.predicted_seconds is not None
+            and block.seconds > 0
+            and not block.is_prefill
+        ]
         return statistics.median(errors) if errors else math.nan
 
     def explain(self, last: int | None = None) -> str:
@@ -296,32 +321,51 @@ class GenerationStats:
         Args:
             last: only this many last blocks (default all).
         """
-        rows = [("block", "token", "config", "why", "ms", "predicted", "tokens", "predicted", "accepted/tested", "entropy")]
-        for index, block in list(enumerate(self.blocks))[-last if last else 0:]:
+        rows = [
+            ("block", "token", "config", "why", "ms", "predicted", "tokens", "predicted", "accepted/tested", "entropy")
+        ]
+        for index, block in list(enumerate(self.blocks))[-last if last else 0 :]:
             decision = block.decision or Decision(block.config.label, "")
-            rows.append((
-                str(index), str(block.position), block.config.label, decision.reason,
-                f"{1000 * block.seconds:.1f}", "" if decision.predicted_seconds is None else f"{1000 * decision.predicted_seconds:.1f}",
-                str(block.tokens), "" if decision.predicted_tokens is None else f"{decision.predicted_tokens:.1f}",
-                " ".join(f"{s.tier}:{s.accepted}/{s.accepted + s.rejected}" for s in block.stages),
-                " ".join(f"{s.tier}:{s.entropy:.2f}" for s in block.stages),
-            ))
+            rows.append(
+                (
+                    str(index),
+                    str(block.position),
+                    block.config.label,
+                    decision.reason,
+                    f"{1000 * block.seconds:.1f}",
+                    "" if decision.predicted_seconds is None else f"{1000 * decision.predicted_seconds:.1f}",
+                    str(block.tokens),
+                    "" if decision.predicted_tokens is None else f"{decision.predicted_tokens:.1f}",
+                    " ".join(f"{s.tier}:{s.accepted}/{s.accepted + s.rejected}" for s in block.stages),
+                    " ".join(f"{s.tier}:{s.entropy:.2f}" for s in block.stages),
+                )
+            )
         lines = [_aligned(rows), self.summary()]
         error = self.prediction_error
         if not math.isnan(error):
-            lines.append(f"  block times were predicted to {100 * error:.0f} % (median)"
-                         + (": ALARM, the forecast does not fit this machine or text" if error > PREDICTION_ALARM else ""))
+            lines.append(
+                f"  block times were predicted to {100 * error:.0f} % (median)"
+                + (": ALARM, the forecast does not fit this machine or text" if error > PREDICTION_ALARM else "")
+            )
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON or YAML: the aggregates, not the blocks."""
         return {
-            "tokens": self.tokens, "seconds": self.seconds, "tokens_per_second": self.tokens_per_second,
-            "method": self.method, "seed": self.seed, "control": self.control_name, "blocks": len(self.blocks),
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "method": self.method,
+            "seed": self.seed,
+            "control": self.control_name,
+            "blocks": len(self.blocks),
             "acceptance": {stage.tier: stage.acceptance_rate for stage in self.stages},
             "acceptance_length": {stage.tier: stage.acceptance_length for stage in self.stages},
-            "tokens_by_tier": self.tokens_by_tier, "forwards": self.forwards,
-            "mean_drift": self.mean_drift, "drift_unit": self.drift_unit, "drift_budget": self.drift_budget,
+            "tokens_by_tier": self.tokens_by_tier,
+            "forwards": self.forwards,
+            "mean_drift": self.mean_drift,
+            "drift_unit": self.drift_unit,
+            "drift_budget": self.drift_budget,
             "notes": list(self.notes),
         }
 

@@ -36,7 +36,7 @@ class CostModel:
             self.table[int(tier)] = {int(width): float(row[width]) for width in sorted(row, key=int)}
         # Keys as lists, because `seconds` runs for every config that control considers after every block.
         self._widths = {tier: list(row) for tier, row in self.table.items()}
-        self._seen: dict[int, dict[int, int]] = {tier: {} for tier in self.table}   # looks by `observe`, per width
+        self._seen: dict[int, dict[int, int]] = {tier: {} for tier in self.table}  # looks by `observe`, per width
 
     def seconds(self, tier: int, width: int) -> float:
         """Seconds for `width` new tokens of `tier`; 0 for width 0 or a tier without a model."""
@@ -76,8 +76,12 @@ class CostModel:
             factor = ratio if looks == 0 else min(ratio, 1.0)
             touched = [(tier, known) for known in row if known == near or known not in seen]
             if not seen or list(seen) == [near]:
-                touched += [(other, known) for other, widths in self.table.items() if not self._seen[other] and other != tier
-                            for known in widths]
+                touched += [
+                    (other, known)
+                    for other, widths in self.table.items()
+                    if not self._seen[other] and other != tier
+                    for known in widths
+                ]
         for other, known in touched:
             self.table[other][known] *= factor
         seen[near] = looks + 1
@@ -98,8 +102,13 @@ class CostModel:
         return CostModel(self.table)
 
 
-def measure_costs(forward: Callable[[int, int], float], tiers: Sequence[int], widths: Sequence[int] = WIDTHS,
-                  repeats: int = 3, progress: Callable[[], Any] = lambda: None) -> CostModel:
+def measure_costs(
+    forward: Callable[[int, int], float],
+    tiers: Sequence[int],
+    widths: Sequence[int] = WIDTHS,
+    repeats: int = 3,
+    progress: Callable[[], Any] = lambda: None,
+) -> CostModel:
     """A CostModel from `forward(tier, width) -> seconds`: medians of interleaved repeats, first call discarded.
 
     `progress` is called after each of the `len(tiers) * len(widths) * (repeats + 1)` forwards.
@@ -191,13 +200,17 @@ class ThroughputModel:
         length = config.stage(tier).length
         below = config.route[depth - 1]
         tokens = seconds = 0.0
-        missed = 1.0   # the share of rounds that reach this candidate of a fall-through entry
+        missed = 1.0  # the share of rounds that reach this candidate of a fall-through entry
         for proposer in below if isinstance(below, tuple) else (below,):
             earned = self.acceptance[proposer, tier]
             share, asked = missed * earned.hit, max(1.0, length * earned.fill)
             missed -= share
             tokens += share * expected_tokens(earned.rate, asked)
-            drafting = asked * self.costs.seconds(proposer, 1) if depth == 1 else self.propose_seconds(config, depth - 1, asked)
+            drafting = (
+                asked * self.costs.seconds(proposer, 1)
+                if depth == 1
+                else self.propose_seconds(config, depth - 1, asked)
+            )
             seconds += share * (drafting + self.costs.seconds(tier, round(asked) + 1))
         tokens += missed
         seconds += missed * self.costs.seconds(tier, 1)
@@ -233,8 +246,10 @@ class Insertion:
 
     def __str__(self) -> str:
         verdict = "keep" if self.pays else "drop"
-        return (f"{verdict} tier {self.tier}: {self.with_tier:.1f} tokens/s with it, {self.without_tier:.1f} without; "
-                f"insertion theorem T_new/T_i = {self.cost_ratio:.3f} against its bound {self.bound:.3f}")
+        return (
+            f"{verdict} tier {self.tier}: {self.with_tier:.1f} tokens/s with it, {self.without_tier:.1f} without; "
+            f"insertion theorem T_new/T_i = {self.cost_ratio:.3f} against its bound {self.bound:.3f}"
+        )
 
 
 def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -> Insertion:
@@ -246,13 +261,15 @@ def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -
     depth = config.route.index(tier)
     if not 0 < depth < len(config.route) - 1:
         raise ValueError(f"tier {tier} is not a middle tier of route {config.route}")
-    without = config.with_route(config.route[:depth] + config.route[depth + 1:])
+    without = config.with_route(config.route[:depth] + config.route[depth + 1 :])
     above = config.route[depth + 1]
     length_new = model._round(config, depth).tokens
     length_with = model._round(config, depth + 1).tokens
     length_without = model._round(without, depth).tokens
     return Insertion(
-        tier, model.predict(config).tokens_per_second, model.predict(without).tokens_per_second,
+        tier,
+        model.predict(config).tokens_per_second,
+        model.predict(without).tokens_per_second,
         cost_ratio=model.costs.seconds(tier, 1) / model.costs.seconds(above, 1),
         bound=length_new * (1 / length_without - 1 / length_with),
     )

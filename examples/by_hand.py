@@ -27,7 +27,9 @@ def main() -> None:
     pyramid = AdaptivePyramid.from_family(options.family)
     text = pyramid.tokenizer.apply_chat_template(PROMPT, add_generation_prompt=True, tokenize=False)
     prompt = pyramid.tokenizer(text, add_special_tokens=False)["input_ids"]
-    request = GenerationRequest(tuple(prompt), max_new_tokens=options.tokens, eos=frozenset([pyramid.tokenizer.eos_token_id]))
+    request = GenerationRequest(
+        tuple(prompt), max_new_tokens=options.tokens, eos=frozenset([pyramid.tokenizer.eos_token_id])
+    )
 
     # The cascade: every tier drafts for the one above it. As long as all is accepted, ask for more at a time.
     config = PyramidConfig.simple([4] * (len(pyramid.decoder.tiers) - 1))

@@ -48,9 +48,9 @@ def row(first: float, slope: float) -> dict[int, float]:
     return {width: first * (1 + slope * (width - 1)) for width in WIDTHS}
 
 
-FLAT = {0: row(0.004, 0.01), 1: row(0.012, 0.01), 2: row(0.040, 0.01)}      # bound by memory bandwidth
-STEEP = {0: row(0.010, 0.05), 1: row(0.020, 0.06), 2: row(0.040, 0.08)}     # bound by arithmetic
-LOOKUP = {1: row(0.006, 0.02), 2: row(0.040, 0.03)}                          # tier 0 looks up
+FLAT = {0: row(0.004, 0.01), 1: row(0.012, 0.01), 2: row(0.040, 0.01)}  # bound by memory bandwidth
+STEEP = {0: row(0.010, 0.05), 1: row(0.020, 0.06), 2: row(0.040, 0.08)}  # bound by arithmetic
+LOOKUP = {1: row(0.006, 0.02), 2: row(0.040, 0.03)}  # tier 0 looks up
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Case:
         return max(self.costs)
 
 
-def drawn(costs: dict[int, dict[int, float]], *regimes: Regime, requests: int = 4, drift_budget: float | None = None) -> Case:
+def drawn(
+    costs: dict[int, dict[int, float]], *regimes: Regime, requests: int = 4, drift_budget: float | None = None
+) -> Case:
     return Case(costs, regimes, requests, drift_budget=drift_budget)
 
 
@@ -137,8 +139,8 @@ class Outcome:
     tokens: int
     seconds: float
     configs: list[PyramidConfig]
-    lost: float        # largest excess over target-only decoding, seconds
-    overdraft: float   # largest excess over the account, seconds
+    lost: float  # largest excess over target-only decoding, seconds
+    overdraft: float  # largest excess over the account, seconds
 
 
 def play(case: Case, controller: Controller, seed: int) -> Outcome:
@@ -149,8 +151,12 @@ def play(case: Case, controller: Controller, seed: int) -> Outcome:
 
     def book(block: BlockStats) -> None:
         nonlocal excess
-        prefill = sum(f.seconds - plant.costs.seconds(target, f.needed) for f in block.forwards if f.tier == target and f.is_prefill)
-        if len(block.config.route) > 1:   # what target-only blocks take more or less than usual is no doing of control
+        prefill = sum(
+            f.seconds - plant.costs.seconds(target, f.needed)
+            for f in block.forwards
+            if f.tier == target and f.is_prefill
+        )
+        if len(block.config.route) > 1:  # what target-only blocks take more or less than usual is no doing of control
             excess += block.seconds - prefill - alone * block.tokens
         outcome.tokens += block.tokens
         outcome.seconds += block.seconds
@@ -174,7 +180,9 @@ def settled_after(configs: Sequence[PyramidConfig], speeds: dict[PyramidConfig, 
     return next((i for i in range(len(good)) if sum(good[i : i + 50]) >= 0.9 * len(good[i : i + 50])), len(good))
 
 
-def experiment(plants: dict[str, Case], controls: Sequence[str], seeds: int, console: Console) -> dict[str, dict[str, dict]]:
+def experiment(
+    plants: dict[str, Case], controls: Sequence[str], seeds: int, console: Console
+) -> dict[str, dict[str, dict]]:
     """{plant: {control: numbers}}; Ctrl-C returns what is finished."""
     results: dict[str, dict[str, dict]] = {}
     with Progress(console=console, transient=True) as progress:
@@ -191,9 +199,16 @@ def experiment(plants: dict[str, Case], controls: Sequence[str], seeds: int, con
                     for name in controls:
                         outcome = play(case, build(name, case), seed)
                         speed = outcome.tokens / outcome.seconds
-                        rows[name].append({"speed": speed / alone, "of_best": speed / speeds[best], "best": best.label,
-                                           "settles": settled_after(outcome.configs, speeds), "lost": outcome.lost * alone,
-                                           "overdraft": outcome.overdraft * alone})
+                        rows[name].append(
+                            {
+                                "speed": speed / alone,
+                                "of_best": speed / speeds[best],
+                                "best": best.label,
+                                "settles": settled_after(outcome.configs, speeds),
+                                "lost": outcome.lost * alone,
+                                "overdraft": outcome.overdraft * alone,
+                            }
+                        )
                     progress.update(bar, advance=1, description=f"{plant}, seed {seed + 1}/{seeds}")
                 results[plant] = {name: summary(values) for name, values in rows.items()}
         except KeyboardInterrupt:
@@ -202,9 +217,14 @@ def experiment(plants: dict[str, Case], controls: Sequence[str], seeds: int, con
 
 
 def summary(rows: list[dict]) -> dict:
-    return {"speed": statistics.mean(r["speed"] for r in rows), "of_best": statistics.mean(r["of_best"] for r in rows),
-            "settles": statistics.median(r["settles"] for r in rows), "lost": max(r["lost"] for r in rows),
-            "overdraft": max(r["overdraft"] for r in rows), "best": statistics.mode(r["best"] for r in rows)}
+    return {
+        "speed": statistics.mean(r["speed"] for r in rows),
+        "of_best": statistics.mean(r["of_best"] for r in rows),
+        "settles": statistics.median(r["settles"] for r in rows),
+        "lost": max(r["lost"] for r in rows),
+        "overdraft": max(r["overdraft"] for r in rows),
+        "best": statistics.mode(r["best"] for r in rows),
+    }
 
 
 def show(results: dict[str, dict[str, dict]], console: Console) -> None:
@@ -214,8 +234,15 @@ def show(results: dict[str, dict[str, dict]], console: Console) -> None:
         for column in ("control", "speed", "of best", "settles", "lost", "account"):
             table.add_column(column, justify="left" if column == "control" else "right")
         for name, row in sorted(rows.items(), key=lambda item: -item[1]["of_best"]):
-            table.add_row(name, f"{row['speed']:.3f}", f"{row['of_best']:.3f}", f"{row['settles']:.0f}", f"{row['lost']:.1f}",
-                          f"{row['overdraft']:.1f}", style="bold" if name == "planner" else "")
+            table.add_row(
+                name,
+                f"{row['speed']:.3f}",
+                f"{row['of_best']:.3f}",
+                f"{row['settles']:.0f}",
+                f"{row['lost']:.1f}",
+                f"{row['overdraft']:.1f}",
+                style="bold" if name == "planner" else "",
+            )
         console.print(table)
     if len(results) > 1:
         table = Table(title="all plants: share of the best static arm's speed")
@@ -224,8 +251,12 @@ def show(results: dict[str, dict[str, dict]], console: Console) -> None:
         names = list(next(iter(results.values())))
         shares = {name: [rows[name]["of_best"] for rows in results.values()] for name in names}
         for name in sorted(names, key=lambda n: -statistics.mean(shares[n])):
-            table.add_row(name, f"{statistics.mean(shares[name]):.3f}", f"{min(shares[name]):.3f}",
-                          style="bold" if name == "planner" else "")
+            table.add_row(
+                name,
+                f"{statistics.mean(shares[name]):.3f}",
+                f"{min(shares[name]):.3f}",
+                style="bold" if name == "planner" else "",
+            )
         console.print(table)
 
 
@@ -234,7 +265,9 @@ def main(arguments: list[str] | None = None) -> None:
     names = ["planner", "own blocks only", *[name for name in adaptive if name != "planner"], "hf heuristic"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="independent streams per plant (default: 5)")
-    parser.add_argument("--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES))
+    parser.add_argument(
+        "--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES)
+    )
     parser.add_argument("--controls", nargs="+", choices=names, default=names, metavar="CONTROL", help=", ".join(names))
     parser.add_argument("--out", type=Path, help="folder for control_lab.json")
     options = parser.parse_args(arguments)

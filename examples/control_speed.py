@@ -23,7 +23,10 @@ from simulated import Plant, Regime  # noqa: E402  (the plants that the tests us
 from adaptive_pyramid.control.defaults import CONTROLS, Pool, default_config, make_controller  # noqa: E402
 from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
 
-COSTS = {tier: {width: first * (1 + 0.02 * (width - 1)) for width in WIDTHS} for tier, first in {1: 0.004, 2: 0.012, 3: 0.040}.items()}
+COSTS = {
+    tier: {width: first * (1 + 0.02 * (width - 1)) for width in WIDTHS}
+    for tier, first in {1: 0.004, 2: 0.012, 3: 0.040}.items()
+}
 
 
 def step_times(name: str, blocks: int) -> tuple[int, np.ndarray]:
@@ -53,7 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
         table.add_column(column, justify="left" if column == "control" else "right")
     for name in [name for name in CONTROLS if name not in ("fixed", "auto", "bandit")]:
         arms, times = step_times(name, options.blocks)
-        table.add_row(name, str(arms), f"{times.mean():.0f}", f"{np.median(times):.0f}", f"{np.quantile(times, 0.95):.0f}")
+        table.add_row(
+            name, str(arms), f"{times.mean():.0f}", f"{np.median(times):.0f}", f"{np.quantile(times, 0.95):.0f}"
+        )
     Console().print(table)
 
 

@@ -43,9 +43,21 @@ from tuning.findings import grid  # noqa: E402
 from tuning.replay import Replay  # noqa: E402
 from tuning.traces import TraceSet  # noqa: E402
 
-TOKENS = 512   # that a family's agreement is measured on
-KNOWN, OWN_BLOCKS, HEURISTIC, DEFAULT = "planner, agreement known", "planner, own blocks only", "Hugging Face heuristic", "default config, static"
-NAMES = ["planner", KNOWN, OWN_BLOCKS, *[name for name in CONTROLS if name not in ("fixed", "auto", "bandit", "planner")], HEURISTIC, DEFAULT]
+TOKENS = 512  # that a family's agreement is measured on
+KNOWN, OWN_BLOCKS, HEURISTIC, DEFAULT = (
+    "planner, agreement known",
+    "planner, own blocks only",
+    "Hugging Face heuristic",
+    "default config, static",
+)
+NAMES = [
+    "planner",
+    KNOWN,
+    OWN_BLOCKS,
+    *[name for name in CONTROLS if name not in ("fixed", "auto", "bandit", "planner")],
+    HEURISTIC,
+    DEFAULT,
+]
 
 
 def build(name: str, replay: Replay, agreement: Sequence[float]) -> Controller:
@@ -55,14 +67,23 @@ def build(name: str, replay: Replay, agreement: Sequence[float]) -> Controller:
     """
     header = replay.header
     n_tiers = len(header.tiers)
-    guess = CostModel({tier: {width: replay.costs.seconds(tier, 1) * (1 + width / 128) for width in (1, 8, 64)} for tier in header.models})
+    guess = CostModel(
+        {
+            tier: {width: replay.costs.seconds(tier, 1) * (1 + width / 128) for width in (1, 8, 64)}
+            for tier in header.models
+        }
+    )
     pool = Pool(n_tiers, header.models, guess, measured=False)
     if name == DEFAULT:
         return FixedController(default_config(n_tiers))
     if name == HEURISTIC:
-        return HeuristicSchedule(PyramidConfig(tuple(StageConfig(5) for _ in range(n_tiers - 1)), (n_tiers - 2, n_tiers - 1)))
+        return HeuristicSchedule(
+            PyramidConfig(tuple(StageConfig(5) for _ in range(n_tiers - 1)), (n_tiers - 2, n_tiers - 1))
+        )
     if name == OWN_BLOCKS:
-        return PlannerController(make_controller("planner", None, default_config(n_tiers), pool).arms, pool, counterfactual=False)
+        return PlannerController(
+            make_controller("planner", None, default_config(n_tiers), pool).arms, pool, counterfactual=False
+        )
     if name == KNOWN:
         known = {(tier, header.target): Acceptance(share) for tier, share in zip(header.models, agreement)}
         pool = replace(pool, experience=Experience(known, TOKENS * replay.costs.seconds(header.target, 1)))
@@ -107,7 +128,9 @@ def play(replay: Replay, indices: Sequence[int], controller: Controller) -> tupl
     return seconds, configs
 
 
-def modelled(replay: Replay, seeds: int, agreement: Sequence[float], console: Console) -> tuple[dict[str, PyramidConfig], dict[str, list[str]]]:
+def modelled(
+    replay: Replay, seeds: int, agreement: Sequence[float], console: Console
+) -> tuple[dict[str, PyramidConfig], dict[str, list[str]]]:
     """(stream -> best static config, control -> cells of the table), the controls by their share of the last stream"""
     traces, statics = replay.traces, Statics(replay)
     configs = grid(traces)
@@ -133,17 +156,25 @@ def modelled(replay: Replay, seeds: int, agreement: Sequence[float], console: Co
                     settled[name][stream].append(settled_after(run, speeds))
                     progress.advance(bar)
     alone = replay.play(configs[0]).by_trace["ar_seconds"]
-    rows = {f"best of {len(configs)} static configs": [
-        f"{config.label}: {alone[streams(traces, 0)[stream]].sum() / statics.seconds(config, streams(traces, 0)[stream]):.2f}"
-        for stream, config in best.items()]}
+    rows = {
+        f"best of {len(configs)} static configs": [
+            f"{config.label}: {alone[streams(traces, 0)[stream]].sum() / statics.seconds(config, streams(traces, 0)[stream]):.2f}"
+            for stream, config in best.items()
+        ]
+    }
     for name in sorted(controls, key=lambda name: -statistics.mean(shares[name][names[-1]])):
-        rows[name] = [f"{statistics.mean(shares[name][stream]):.3f} ({statistics.median(settled[name][stream]):.0f})" for stream in names]
+        rows[name] = [
+            f"{statistics.mean(shares[name][stream]):.3f} ({statistics.median(settled[name][stream]):.0f})"
+            for stream in names
+        ]
     return best, rows
 
 
-def clocked(replay: Replay, per_task: int, best: PyramidConfig, agreement: Sequence[float], console: Console) -> dict[str, dict[str, float]]:
+def clocked(
+    replay: Replay, per_task: int, best: PyramidConfig, agreement: Sequence[float], console: Console
+) -> dict[str, dict[str, float]]:
     """control -> stream -> tokens/s over target-only decoding, on the mixed stream's first prompts, by the clock."""
-    from adaptive_pyramid import AdaptivePyramid   # torch takes seconds to load, and only this part needs it
+    from adaptive_pyramid import AdaptivePyramid  # torch takes seconds to load, and only this part needs it
 
     pyramid = AdaptivePyramid.from_family(replay.header.family, control="fixed")
     traces = replay.traces
@@ -155,16 +186,21 @@ def clocked(replay: Replay, per_task: int, best: PyramidConfig, agreement: Seque
         bar = progress.add_task("by the clock", total=len(indices) * len(runs))
         for turn, index in enumerate(indices):
             trace, names = traces[index], list(runs)
-            for name in (*names[turn % len(names):], *names[: turn % len(names)]):
+            for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
                 pyramid.clear_caches()
                 started = time.perf_counter()
-                pyramid.generate(trace.prompt.tolist(), max_new_tokens=len(trace), eos_token_id=None, control=runs[name])
+                pyramid.generate(
+                    trace.prompt.tolist(), max_new_tokens=len(trace), eos_token_id=None, control=runs[name]
+                )
                 seconds[name][index] = time.perf_counter() - started
                 progress.advance(bar)
     alone = seconds["target only"]
     kinds = {task: [i for i in indices if traces[i].task == task] for task in traces.tasks} | {"mixed": indices}
-    return {name: {kind: sum(alone[i] for i in own) / sum(timed[i] for i in own) for kind, own in kinds.items()}
-            for name, timed in seconds.items() if name != "target only"}
+    return {
+        name: {kind: sum(alone[i] for i in own) / sum(timed[i] for i in own) for kind, own in kinds.items()}
+        for name, timed in seconds.items()
+        if name != "target only"
+    }
 
 
 def markdown(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) -> str:
@@ -177,15 +213,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="file of `python -m tuning.traces`")
     parser.add_argument("--costs", help="what-if cost table instead of the measured one: gpu-24gb, or a YAML file")
     parser.add_argument("--cost-rows", help="its rows for the models, draft first: 1b,8b")
-    parser.add_argument("--agreement", type=float, nargs="*", default=[], metavar="SHARE",
-                        help="of each model below the target, as `families.load(...).tiers` reports it: adds a row")
+    parser.add_argument(
+        "--agreement",
+        type=float,
+        nargs="*",
+        default=[],
+        metavar="SHARE",
+        help="of each model below the target, as `families.load(...).tiers` reports it: adds a row",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="orders of every stream (default: 3)")
     parser.add_argument("--clock", type=int, default=0, metavar="N", help="also by the clock, N answers of each task")
     parser.add_argument("--out", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
     if options.clock and options.costs:
         parser.error("--clock runs on this machine, --costs describes another one: give one of them")
-    costs = load_costs(options.costs, options.cost_rows.split(",") if options.cost_rows else None) if options.costs else None
+    costs = (
+        load_costs(options.costs, options.cost_rows.split(",") if options.cost_rows else None)
+        if options.costs
+        else None
+    )
     try:
         replay = Replay(TraceSet.load(options.traces), costs, overhead=0.0 if costs else 0.001)
     except (OSError, ValueError) as error:
@@ -196,8 +242,11 @@ def main(arguments: list[str] | None = None) -> None:
     text = markdown(f"{replay.costs_label}, {len(replay.traces)} answers, {replay.traces.tokens} tokens", columns, rows)
     if options.clock:
         timed = clocked(replay, options.clock, best[columns[-1]], options.agreement, console)
-        text += "\n" + markdown(f"By the clock, {options.clock} answers of each task: tokens/s over target-only decoding", columns,
-                                {name: [f"{row[stream]:.2f}" for stream in columns] for name, row in timed.items()})
+        text += "\n" + markdown(
+            f"By the clock, {options.clock} answers of each task: tokens/s over target-only decoding",
+            columns,
+            {name: [f"{row[stream]:.2f}" for stream in columns] for name, row in timed.items()},
+        )
     print(text)
     if options.out:
         options.out.write_text(text, encoding="utf-8")

@@ -51,8 +51,12 @@ class Answers:
 
     def modelled(self, costs: CostModel) -> float:
         """Seconds of all forwards at the table's prices."""
-        return sum(costs.seconds(forward.tier, forward.width) for output in self.outputs for block in output.stats.blocks
-                   for forward in block.forwards)
+        return sum(
+            costs.seconds(forward.tier, forward.width)
+            for output in self.outputs
+            for block in output.stats.blocks
+            for forward in block.forwards
+        )
 
 
 def same_share(ids: list[int], wanted: list[int]) -> float:
@@ -60,7 +64,9 @@ def same_share(ids: list[int], wanted: list[int]) -> float:
     return same / max(1, len(wanted))
 
 
-def row(task: Task, sampling: bool, budget: float, own: Answers, alone: Answers, length: float, costs: CostModel) -> list[str]:
+def row(
+    task: Task, sampling: bool, budget: float, own: Answers, alone: Answers, length: float, costs: CostModel
+) -> list[str]:
     speed = (own.tokens / sum(own.seconds)) / (alone.tokens / sum(alone.seconds))
     modelled = (own.tokens / own.modelled(costs)) / (alone.tokens / alone.modelled(costs))
     room = 1 - budget * length
@@ -70,9 +76,21 @@ def row(task: Task, sampling: bool, budget: float, own: Answers, alone: Answers,
     loss = paired_bootstrap(task.per_example(texts), task.per_example(reference))
     ceiling = (f"{1 / room:.2f}" if room > 0 else "none") if sampling else ""
     bound = f"{statistics.mean(min(1.0, total) for total in drift):.2f}" if sampling else ""
-    same = "" if sampling else f"{statistics.mean(same_share(a.ids, b.ids) for a, b in zip(own.outputs, alone.outputs)):.2f}"
-    return [f"{budget:g}", f"{speed:.2f}", f"{modelled:.2f}", ceiling, f"{sum(drift) / own.tokens:.4f}", bound, same,
-            f"{score.value:.2f} ({loss[0]:+.2f}, {loss[1]:+.2f} to {loss[2]:+.2f})"]
+    same = (
+        ""
+        if sampling
+        else f"{statistics.mean(same_share(a.ids, b.ids) for a, b in zip(own.outputs, alone.outputs)):.2f}"
+    )
+    return [
+        f"{budget:g}",
+        f"{speed:.2f}",
+        f"{modelled:.2f}",
+        ceiling,
+        f"{sum(drift) / own.tokens:.4f}",
+        bound,
+        same,
+        f"{score.value:.2f} ({loss[0]:+.2f}, {loss[1]:+.2f} to {loss[2]:+.2f})",
+    ]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -92,10 +110,12 @@ def main(arguments: list[str] | None = None) -> None:
         costs = cost_table(pyramid.decoder, text, progress=lambda: progress.advance(bar))
         for task, sampling in product(tasks, (False, True)):
             answers = {key: Answers() for key in ("ar", *options.budgets)}
-            bar = progress.add_task(f"{task.name}, {'sampling' if sampling else 'greedy'}", total=len(task.examples) * len(answers))
+            bar = progress.add_task(
+                f"{task.name}, {'sampling' if sampling else 'greedy'}", total=len(task.examples) * len(answers)
+            )
             for seed, example in enumerate(task.examples):
                 prompt = prompt_ids(pyramid.tokenizer, example.messages())
-                for key in (*list(answers)[seed % len(answers):], *list(answers)[: seed % len(answers)]):
+                for key in (*list(answers)[seed % len(answers) :], *list(answers)[: seed % len(answers)]):
                     how = {"method": "ar"} if key == "ar" else {"drift_budget": key or None}
                     if sampling:
                         how |= {"do_sample": True, "top_k": 0, "seed": seed}
@@ -106,9 +126,18 @@ def main(arguments: list[str] | None = None) -> None:
                     answers[key].outputs.append(output)
                     progress.advance(bar)
             length = target_length(answers[options.budgets[0]])
-            table = Table("b", "clock", "modelled", "ceiling", "drift", "bound", "same", "score",
-                          title=f"{task.label}, {options.family}, {'sampling' if sampling else 'greedy'}, "
-                                f"{len(task.examples)} questions, L = {length:.2f}")
+            table = Table(
+                "b",
+                "clock",
+                "modelled",
+                "ceiling",
+                "drift",
+                "bound",
+                "same",
+                "score",
+                title=f"{task.label}, {options.family}, {'sampling' if sampling else 'greedy'}, "
+                f"{len(task.examples)} questions, L = {length:.2f}",
+            )
             for budget in options.budgets:
                 table.add_row(*row(task, sampling, budget, answers[budget], answers["ar"], length, costs))
             console.print(table)

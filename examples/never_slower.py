@@ -33,7 +33,12 @@ from adaptive_pyramid.control.controller import Controller, FixedController  # n
 from adaptive_pyramid.control.defaults import default_config, make_controller  # noqa: E402
 from adaptive_pyramid.stats import BlockStats  # noqa: E402
 
-PROMPT = [{"role": "user", "content": "Explain, step by step and in detail, how a letter travels from one country to another."}]
+PROMPT = [
+    {
+        "role": "user",
+        "content": "Explain, step by step and in detail, how a letter travels from one country to another.",
+    }
+]
 
 
 def random_model(like: PreTrainedModel, layers: int, seed: int) -> PreTrainedModel:
@@ -53,8 +58,15 @@ class Run:
     def __init__(self, pyramid: AdaptivePyramid, tokens: int, suppressed: list[int], **how: object) -> None:
         pyramid.clear_caches()
         self.seconds, self.tokens, self.finished = 0.0, 0, False
-        self._pieces = pyramid.stream(PROMPT, max_new_tokens=tokens, do_sample=False, eos_token_id=None, suppress_tokens=suppressed,
-                                      on_block=self._count, **how)
+        self._pieces = pyramid.stream(
+            PROMPT,
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            suppress_tokens=suppressed,
+            on_block=self._count,
+            **how,
+        )
 
     def _count(self, block: BlockStats, ids: list[int]) -> None:
         self.tokens += len(ids)
@@ -88,10 +100,16 @@ def main(arguments: list[str] | None = None) -> None:
         return runs[0].seconds / runs[1].seconds
 
     console = Console()
-    table = Table("tokens", "ratio", "lost, s", "allowed, s", title=f"{options.family} under random weights, {options.repeats} runs each")
+    table = Table(
+        "tokens",
+        "ratio",
+        "lost, s",
+        "allowed, s",
+        title=f"{options.family} under random weights, {options.repeats} runs each",
+    )
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("decoding", total=len(options.tokens) * options.repeats)
-        race(8, FixedController(default_config(3)))   # first calls are slow
+        race(8, FixedController(default_config(3)))  # first calls are slow
         for tokens in options.tokens:
             ratios, books = [], []
             for _ in range(options.repeats):
@@ -101,7 +119,12 @@ def main(arguments: list[str] | None = None) -> None:
                 books.append((account.excess, account.share * account.elapsed + account.advance))
                 progress.advance(bar)
             lost, allowed = max(books, key=lambda pair: pair[0] - pair[1])
-            table.add_row(str(tokens), f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]", f"{lost:.3f}", f"{allowed:.3f}")
+            table.add_row(
+                str(tokens),
+                f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]",
+                f"{lost:.3f}",
+                f"{allowed:.3f}",
+            )
     console.print(table)
 
 

@@ -64,11 +64,12 @@ class CopyCounter:
         def counted(tensor, *args, **keywords):
             # Reading the CPU's own memory is free, and drafting on it looks for EOS; a verification's copy is a `tolist`.
             self.count += not self._depth and (name == "tolist" or tensor.device.type != "cpu")
-            self._depth += 1   # `__int__` may call `item`: one read
+            self._depth += 1  # `__int__` may call `item`: one read
             try:
                 return original(tensor, *args, **keywords)
             finally:
                 self._depth -= 1
+
         return counted
 
 
@@ -81,7 +82,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     if options.tokens < 4 * options.length:
-        parser.error(f"--tokens must be at least {4 * options.length} (four blocks of --length {options.length}), got {options.tokens}")
+        parser.error(
+            f"--tokens must be at least {4 * options.length} (four blocks of --length {options.length}), got {options.tokens}"
+        )
 
     pyramid = AdaptivePyramid.from_family(options.family, device=options.device)
     if options.device.startswith("cuda"):
@@ -90,27 +93,57 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     vocabulary = pyramid.decoder.vocab_size
     words = torch.randint(vocabulary // 100, vocabulary, (max(options.contexts),), generator=generator).tolist()
-    table = Table("context", "route", "sampling", "outside models", "processors", "the rest", "ms per token", "copies per verification",
-                  title=f"{options.family}, {options.tokens} tokens, length {options.length}")
-    jobs = [(context, route, sampling) for context in options.contexts for route in pyramid.pool().routes()
-            for sampling in (False, True)]
+    table = Table(
+        "context",
+        "route",
+        "sampling",
+        "outside models",
+        "processors",
+        "the rest",
+        "ms per token",
+        "copies per verification",
+        title=f"{options.family}, {options.tokens} tokens, length {options.length}",
+    )
+    jobs = [
+        (context, route, sampling)
+        for context in options.contexts
+        for route in pyramid.pool().routes()
+        for sampling in (False, True)
+    ]
     for context, route, sampling in track(jobs, description="decoding", console=Console(stderr=True)):
         config = PyramidConfig.simple([options.length] * (n_tiers - 1), route=route)
         counts: list[int] = []
         processing: list[float] = []
         with CopyCounter() as copies, ProcessorTimer() as processors:
-            output = pyramid.generate(words[:context], max_new_tokens=options.tokens, eos_token_id=None, config=config,
-                                      do_sample=sampling, seed=0 if sampling else None, control="fixed",
-                                      on_block=[lambda stats, ids: counts.append(copies.count),
-                                                lambda stats, ids: processing.append(processors.seconds)])
-        blocks = output.stats.blocks[1:]   # the first holds the prompt
+            output = pyramid.generate(
+                words[:context],
+                max_new_tokens=options.tokens,
+                eos_token_id=None,
+                config=config,
+                do_sample=sampling,
+                seed=0 if sampling else None,
+                control="fixed",
+                on_block=[
+                    lambda stats, ids: counts.append(copies.count),
+                    lambda stats, ids: processing.append(processors.seconds),
+                ],
+            )
+        blocks = output.stats.blocks[1:]  # the first holds the prompt
         outside = [1 - block.model_seconds / block.seconds for block in blocks]
-        processed = [(after - before) / block.seconds for before, after, block in zip(processing, processing[1:], blocks)]
+        processed = [
+            (after - before) / block.seconds for before, after, block in zip(processing, processing[1:], blocks)
+        ]
         rest = [share - theirs for share, theirs in zip(outside, processed)]
         per_token = [1000 * share * block.seconds / block.tokens for share, block in zip(rest, blocks)]
         verifications = sum(len(block.verifications) for block in blocks)
-        table.add_row(str(context), route_label(route), "keyed" if sampling else "greedy",
-                      *(f"{statistics.median(share):.1%}" for share in (outside, processed, rest)), f"{statistics.median(per_token):.3f}", f"{(counts[-1] - counts[0]) / verifications:.2f}")
+        table.add_row(
+            str(context),
+            route_label(route),
+            "keyed" if sampling else "greedy",
+            *(f"{statistics.median(share):.1%}" for share in (outside, processed, rest)),
+            f"{statistics.median(per_token):.3f}",
+            f"{(counts[-1] - counts[0]) / verifications:.2f}",
+        )
     Console().print(table)
 
 

@@ -39,18 +39,26 @@ from tuning.study import PRIOR_SHARE  # noqa: E402
 from tuning.traces import TraceSet  # noqa: E402
 
 CLOSE = 0.97
-QUEUED = round(12 * PRIOR_SHARE)   # what a study of the default 12 trials queues
+QUEUED = round(12 * PRIOR_SHARE)  # what a study of the default 12 trials queues
 SAMPLERS = ("ours", "tpe", "random")
 
 
 def halves(one: TraceSet, other: TraceSet, task: str, seed: int) -> tuple[TraceSet, TraceSet]:
     """Answers of `task` for the prior, and other questions' answers for the objective."""
-    questions = sorted({trace.example for trace in one if trace.task == task} & {trace.example for trace in other if trace.task == task})
+    questions = sorted(
+        {trace.example for trace in one if trace.task == task}
+        & {trace.example for trace in other if trace.task == task}
+    )
     chosen = set(random.Random(seed).sample(questions, len(questions) // 2))
 
     def take(traces: TraceSet, inside: bool) -> TraceSet:
-        return traces.select(indices=[i for i, trace in enumerate(traces) if trace.task == task and trace.example in questions
-                                      and (trace.example in chosen) is inside])
+        return traces.select(
+            indices=[
+                i
+                for i, trace in enumerate(traces)
+                if trace.task == task and trace.example in questions and (trace.example in chosen) is inside
+            ]
+        )
 
     return take(one, True), take(other, False)
 
@@ -59,8 +67,11 @@ def make_study(sampler: str, space: Space, prior: Prior, seed: int) -> optuna.St
     """A study of one of `SAMPLERS`, with the prior's picks queued if it is ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        chosen = {"ours": lambda: PriorSampler(space, prior, seed=seed), "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-                  "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True)}[sampler]()
+        chosen = {
+            "ours": lambda: PriorSampler(space, prior, seed=seed),
+            "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+            "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True),
+        }[sampler]()
     study = optuna.create_study(direction="maximize", sampler=chosen)
     if sampler == "ours":
         for config in prior.picks(space.candidates(), QUEUED):
@@ -77,7 +88,9 @@ def measured_trial(trial: optuna.Trial, space: Space, prior: Prior, measure: Cal
     return trial.user_attrs["ratio"]
 
 
-def trials_needed(sampler: str, space: Space, prior: Prior, objective: Replay, goal: float, seed: int, most: int) -> int:
+def trials_needed(
+    sampler: str, space: Space, prior: Prior, objective: Replay, goal: float, seed: int, most: int
+) -> int:
     """Trials of a study until one reaches `goal`; `most` if none did."""
     study = make_study(sampler, space, prior, seed)
 
@@ -85,9 +98,12 @@ def trials_needed(sampler: str, space: Space, prior: Prior, objective: Replay, g
         if trial.value >= goal:
             study.stop()
 
-    study.optimize(lambda trial: measured_trial(trial, space, prior, lambda config: ratio(objective, config)), n_trials=most,
-                   callbacks=[stop_when_close])
-    return len(study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)))   # not those still queued
+    study.optimize(
+        lambda trial: measured_trial(trial, space, prior, lambda config: ratio(objective, config)),
+        n_trials=most,
+        callbacks=[stop_when_close],
+    )
+    return len(study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)))  # not those still queued
 
 
 def ratio(objective: Replay, config: PyramidConfig) -> float:
@@ -97,7 +113,9 @@ def ratio(objective: Replay, config: PyramidConfig) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prior", type=Path, required=True, help="traces for the prior")
-    parser.add_argument("--objective", type=Path, required=True, help="traces of the same tasks, recorded by another process")
+    parser.add_argument(
+        "--objective", type=Path, required=True, help="traces of the same tasks, recorded by another process"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trials", type=int, default=100, help="most trials of a study (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -122,10 +140,16 @@ def main(arguments: list[str] | None = None) -> None:
                 best = max(ratio(objective, config) for config in grid)
                 first[task].append(ratio(objective, prior.ranked(grid)[0]) / best)
                 for sampler in SAMPLERS:
-                    needed[task, sampler].append(trials_needed(sampler, space, prior, objective, CLOSE * best, seed, options.trials))
+                    needed[task, sampler].append(
+                        trials_needed(sampler, space, prior, objective, CLOSE * best, seed, options.trials)
+                    )
                     progress.advance(bar)
-    table = Table("task", *SAMPLERS, "the prior's first, of the best", title=f"trials to {CLOSE:.0%} of the best of {len(space.candidates())} "
-                  f"configs, {options.seeds} seeds")
+    table = Table(
+        "task",
+        *SAMPLERS,
+        "the prior's first, of the best",
+        title=f"trials to {CLOSE:.0%} of the best of {len(space.candidates())} configs, {options.seeds} seeds",
+    )
     for task in tasks:
         cells = [f"{statistics.median(needed[task, sampler]):g} ({max(needed[task, sampler])})" for sampler in SAMPLERS]
         table.add_row(task, *cells, f"{statistics.median(first[task]):.3f}")

@@ -47,7 +47,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", help="the task's public file, if the traces used one")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=3, help="per trial; twice as many when configs are measured again")
+    parser.add_argument(
+        "--questions", type=int, default=3, help="per trial; twice as many when configs are measured again"
+    )
     parser.add_argument("--tokens", type=int, default=32)
     options = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -59,8 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
     seen = {trace.example for trace in traces}
     fresh = [example for example in task.examples if example.id not in seen]
     if not seen or len(fresh) < 3 * options.questions:
-        parser.error(f"task {options.task!r}: {len(seen)} questions in the traces and {len(fresh)} others; expected some, and at "
-                     f"least {3 * options.questions} others")
+        parser.error(
+            f"task {options.task!r}: {len(seen)} questions in the traces and {len(fresh)} others; expected some, and at "
+            f"least {3 * options.questions} others"
+        )
 
     family, method = families.load(options.family), resolve("pyramid")
     bench = Bench(AdaptivePyramid(family), method, options.tokens)
@@ -76,12 +80,14 @@ def main(arguments: list[str] | None = None) -> None:
             prompts = [prompt_ids(family.tokenizer, example.messages()) for example in drawn]
 
             def measure(config: PyramidConfig) -> float:
-                turns = [in_rotation([lambda: bench.ar_at_its_pace(prompt), lambda: bench.run(prompt, config)], turn)
-                         for turn, prompt in enumerate(prompts[: options.questions])]
+                turns = [
+                    in_rotation([lambda: bench.ar_at_its_pace(prompt), lambda: bench.run(prompt, config)], turn)
+                    for turn, prompt in enumerate(prompts[: options.questions])
+                ]
                 progress.advance(bar)
                 return sum(alone.seconds for alone, _ in turns) / sum(own.seconds for _, own in turns)
 
-            leaders = {}   # per kind, the best so far after every trial
+            leaders = {}  # per kind, the best so far after every trial
             for name in SAMPLERS:
                 study = make_study(name, space, prior, seed)
                 study.optimize(lambda trial: measured_trial(trial, space, prior, measure), n_trials=options.trials)

@@ -70,13 +70,22 @@ def main(arguments: list[str] | None = None) -> int:
         bar = progress.add_task("unseen prompts", total=len(examples))
         for turn, example in enumerate(examples):
             prompt = prompt_ids(family.tokenizer, example.messages())
-            cold = Bench(AdaptivePyramid(family), method, options.tokens)   # a pyramid that has learned nothing
-            runs = [lambda: bench.ar(prompt), lambda: bench.run(prompt, profile.config), lambda: bench.run(prompt, default),
-                    lambda: cold.adaptive(prompt)]
+            cold = Bench(AdaptivePyramid(family), method, options.tokens)  # a pyramid that has learned nothing
+            runs = [
+                lambda: bench.ar(prompt),
+                lambda: bench.run(prompt, profile.config),
+                lambda: bench.run(prompt, default),
+                lambda: cold.adaptive(prompt),
+            ]
             seconds.append([timed.seconds for timed in in_rotation(runs, turn)])
             progress.advance(bar)
     columns = dict(zip(NAMES, np.array(seconds).T))
-    table = Table("", "over target only", "profile over it", title=f"{profile.task}: {profile.config.label}, {len(examples)} unseen prompts")
+    table = Table(
+        "",
+        "over target only",
+        "profile over it",
+        title=f"{profile.task}: {profile.config.label}, {len(examples)} unseen prompts",
+    )
     for name in NAMES[1:]:
         cells = [interval(columns[name], columns["target only"])]
         if name != "profile":

@@ -36,7 +36,9 @@ def decoded_forwards(decoder: PyramidDecoder, traces: TraceSet, config: PyramidC
     passes: Counter[int] = Counter()
     for trace in traces:
         decoder.clear_caches()
-        request = GenerationRequest(tuple(trace.prompt.tolist()), trace.max_new_tokens, eos=frozenset(traces.header.eos))
+        request = GenerationRequest(
+            tuple(trace.prompt.tolist()), trace.max_new_tokens, eos=frozenset(traces.header.eos)
+        )
         passes.update(forward.tier for block in decoder.blocks(request, config) for forward in block.stats.forwards)
     return passes
 
@@ -84,8 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for config in chosen:
             real = decoded_forwards(decoder, asked, config)
             played = {name: player.play(config) for name, player in players.items()}
-            cells = [" ".join(f"{family.tier_names[tier]} {error:+.1%}" for tier, error in errors(real, result.forwards).items())
-                     for result in played.values()]
+            cells = [
+                " ".join(
+                    f"{family.tier_names[tier]} {error:+.1%}" for tier, error in errors(real, result.forwards).items()
+                )
+                for result in played.values()
+            ]
             passes = " ".join(f"{family.tier_names[tier]} {count}" for tier, count in sorted(real.items()))
             table.add_row(config.label, passes, *cells, "exact" if played["means"].exact else "estimated")
             advance()

@@ -47,9 +47,7 @@ class LinUCB(Policy):
     name: ClassVar[str] = "lin_ucb"
     _state: ClassVar[tuple[str, ...]] = (*Policy._state, "inverses", "thetas")
 
-    def __init__(
-        self, n_arms: int, *, context_dim: int, alpha: float = 1.0, ridge: float = 1.0, **common: Any
-    ) -> None:
+    def __init__(self, n_arms: int, *, context_dim: int, alpha: float = 1.0, ridge: float = 1.0, **common: Any) -> None:
         super().__init__(n_arms, **common)
         self._context_dim = whole("context_dim", context_dim, minimum=1)
         self._alpha = number("alpha", alpha, 0.0)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.base import Policy, number, positive
+from policies.base import Policy, positive
 
 
 class ThompsonSampling(Policy):

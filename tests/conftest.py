@@ -16,7 +16,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", help="where the tests' models and tensors live, such as cuda (default cpu)")
+    parser.addoption(
+        "--device", default="cpu", help="where the tests' models and tensors live, such as cuda (default cpu)"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> str:
     import torch
 
     chosen = request.config.getoption("--device")
-    if chosen != "cpu":   # a default device costs every torch call a detour through Python
+    if chosen != "cpu":  # a default device costs every torch call a detour through Python
         torch.set_default_device(chosen)
     return chosen
 

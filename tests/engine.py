@@ -61,14 +61,16 @@ def keyed_multinomial(seed: int, vocab_size: int, prompt_length: int) -> Iterato
         yield
 
 
-def reference_ids(target: PreTrainedModel, prompt: Sequence[int], seed: int | None = None, **keywords: Any) -> list[int]:
+def reference_ids(
+    target: PreTrainedModel, prompt: Sequence[int], seed: int | None = None, **keywords: Any
+) -> list[int]:
     """New ids of `target.generate`: greedy, or (do_sample=True, seed) plain sampling with keyed noise."""
     ids = torch.tensor([list(prompt)])
     keywords = {"attention_mask": torch.ones_like(ids), **keywords}
     if not keywords.get("do_sample"):
-        return target.generate(ids, **keywords)[0, len(prompt):].tolist()
+        return target.generate(ids, **keywords)[0, len(prompt) :].tolist()
     with keyed_multinomial(seed, output_width(target), len(prompt)):
-        return target.generate(ids, **keywords)[0, len(prompt):].tolist()
+        return target.generate(ids, **keywords)[0, len(prompt) :].tolist()
 
 
 @contextmanager
@@ -81,10 +83,14 @@ def counted_forwards(tiers: Sequence[Any]) -> Iterator[tuple[Counter[int], Count
         def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             passes[tier] += 1
             read[tier] += kwargs["input_ids"].shape[1]
+
         return hook
 
-    handles = [model.register_forward_hook(counter(tier), with_kwargs=True)
-               for tier, model in enumerate(tiers) if isinstance(model, PreTrainedModel)]
+    handles = [
+        model.register_forward_hook(counter(tier), with_kwargs=True)
+        for tier, model in enumerate(tiers)
+        if isinstance(model, PreTrainedModel)
+    ]
     try:
         yield passes, read
     finally:
@@ -92,11 +98,19 @@ def counted_forwards(tiers: Sequence[Any]) -> Iterator[tuple[Counter[int], Count
             handle.remove()
 
 
-def check_identities(stats: GenerationStats, ids: Sequence[int], n_tiers: int, passes: Counter[int], read: Counter[int],
-                     cut_short: bool = False) -> None:
+def check_identities(
+    stats: GenerationStats,
+    ids: Sequence[int],
+    n_tiers: int,
+    passes: Counter[int],
+    read: Counter[int],
+    cut_short: bool = False,
+) -> None:
     """Counters that must add up, whatever was decoded. `cut_short`: a stop string or criterion may have cut the last block."""
     assert stats.tokens == len(ids) == len(stats.drift)
-    assert [block.position for block in stats.blocks] == [sum(b.tokens for b in stats.blocks[:i]) for i in range(len(stats.blocks))]
+    assert [block.position for block in stats.blocks] == [
+        sum(b.tokens for b in stats.blocks[:i]) for i in range(len(stats.blocks))
+    ]
     for block in stats.blocks:
         assert len(block.drift) == len(block.origins) == block.tokens > 0
         assert block.copies == len(block.verifications)
@@ -104,14 +118,14 @@ def check_identities(stats: GenerationStats, ids: Sequence[int], n_tiers: int, p
         assert target == [block.verifications[-1]]
         assert target[0].emitted == block.tokens or cut_short and block is stats.blocks[-1]
         if target[0].emitted == block.tokens:
-            own = target[0].emitted - target[0].accepted      # the correction or the bonus token
+            own = target[0].emitted - target[0].accepted  # the correction or the bonus token
             assert sum(tier == n_tiers - 1 for tier in block.origins) == own
             assert block.origins[block.tokens - own :] == (n_tiers - 1,) * own
         assert block.forwards and sum(f.tier == n_tiers - 1 for f in block.forwards) == 1
         assert all(v.tier in block.config.tiers for v in block.verifications)
         for v in block.verifications:
             assert v.tested == v.accepted + v.rejected <= v.proposed
-            assert v.rejected == (v.accepted < v.proposed) or v.emitted == v.accepted   # nothing is refused behind EOS
+            assert v.rejected == (v.accepted < v.proposed) or v.emitted == v.accepted  # nothing is refused behind EOS
             assert v.emitted in (v.accepted, v.accepted + 1) and v.emitted > 0
             assert v.relaxed <= v.accepted
             assert len(v.entropy) == v.proposed + 1
@@ -127,4 +141,6 @@ def check_identities(stats: GenerationStats, ids: Sequence[int], n_tiers: int, p
     # Lemma 3.1 on counters from the hooks, with any costs.
     from_target = [passes[tier] for tier in sorted(passes, reverse=True)]
     costs = [1.0 / (i + 1) for i in range(len(from_target))]
-    assert polybasic_seconds(stats.tokens, from_target, costs) == pytest.approx(sum(f * c for f, c in zip(from_target, costs)))
+    assert polybasic_seconds(stats.tokens, from_target, costs) == pytest.approx(
+        sum(f * c for f, c in zip(from_target, costs))
+    )

@@ -50,7 +50,7 @@ class DrawnText:
         self.regimes, self.target, self.same_error = list(regimes), target, same_error
         self._random = np.random.default_rng([seed, 0])
         self._difficulty: list[float] = []
-        self._ids: list[dict[int, int]] = []       # 0 is the target's
+        self._ids: list[dict[int, int]] = []  # 0 is the target's
         self._regrets: list[float] = []
         self._hits: list[dict[int, bool]] = []
         self._entropies: list[float] = []
@@ -102,8 +102,17 @@ class Plant:
         noise: relative standard deviation of a forward's time. overhead: seconds per verification outside the models.
     """
 
-    def __init__(self, costs: Mapping[int, Mapping[int, float]], regimes: Sequence[Regime], *, seed: int = 0,
-                 noise: float = 0.03, overhead: float = 0.0, same_error: float = 0.3, drift_budget: float | None = None) -> None:
+    def __init__(
+        self,
+        costs: Mapping[int, Mapping[int, float]],
+        regimes: Sequence[Regime],
+        *,
+        seed: int = 0,
+        noise: float = 0.03,
+        overhead: float = 0.0,
+        same_error: float = 0.3,
+        drift_budget: float | None = None,
+    ) -> None:
         self.costs = CostModel(costs)
         self.target = max(costs)
         self.text = DrawnText(regimes, self.target, seed, same_error)
@@ -118,7 +127,9 @@ class Plant:
         self.position = 0
         self.spent = 0.0
         self._cached: dict[int, int] = {}
-        return RequestInfo(prompt_length, max_new_tokens, lossless=self.drift_budget is None, drift_budget=self.drift_budget)
+        return RequestInfo(
+            prompt_length, max_new_tokens, lossless=self.drift_budget is None, drift_budget=self.drift_budget
+        )
 
     @property
     def finished(self) -> bool:
@@ -134,11 +145,19 @@ class Plant:
         if self.drift_budget is not None:
             self.spent += sum(drift)
         block = BlockStats(
-            config, self.position, self.prompt_length + self.position, len(emitted),
-            sum(f.seconds for f in self._forwards) + overhead, tuple(self._verifications), tuple(self._forwards),
-            drift=tuple(drift), budget_left=None if self.drift_budget is None else
-            self.drift_budget * (self.position + len(emitted)) - self.spent,
-            shadows=tuple(Shadow.of(tier, ids, emitted) for tier, ids in found))
+            config,
+            self.position,
+            self.prompt_length + self.position,
+            len(emitted),
+            sum(f.seconds for f in self._forwards) + overhead,
+            tuple(self._verifications),
+            tuple(self._forwards),
+            drift=tuple(drift),
+            budget_left=None
+            if self.drift_budget is None
+            else self.drift_budget * (self.position + len(emitted)) - self.spent,
+            shadows=tuple(Shadow.of(tier, ids, emitted) for tier, ids in found),
+        )
         self.position += len(emitted)
         return block
 
@@ -146,8 +165,11 @@ class Plant:
         """What lookups find that the target does not ask."""
         asked = config.route[-2] if len(config.route) > 1 else ()
         lookups = [tier for tier in range(self.target) if tier not in self.costs.table]
-        return [(tier, self.text.finds(tier, self.offset + self.position, SHADOW_LENGTH)) for tier in lookups
-                if tier != asked and not (isinstance(asked, tuple) and tier in asked)]
+        return [
+            (tier, self.text.finds(tier, self.offset + self.position, SHADOW_LENGTH))
+            for tier in lookups
+            if tier != asked and not (isinstance(asked, tuple) and tier in asked)
+        ]
 
     # ------------------------------------------------------------------ decoding
 
@@ -198,9 +220,21 @@ class Plant:
         accepted = len(drift)
         emitted = [*proposal[:accepted], self.text.says(tier, here + accepted)]
         entropies = tuple(self.text.entropy(here + i) for i in range(len(proposal) + 1))
-        self._verifications.append(Verification(
-            tier, proposer, len(proposal), accepted, int(accepted < len(proposal)), len(emitted), sum(map(bool, drift)),
-            entropy=entropies, proposal_entropy=entropies[:-1], divergence=tuple(regrets), distance=tuple(regrets)))
+        self._verifications.append(
+            Verification(
+                tier,
+                proposer,
+                len(proposal),
+                accepted,
+                int(accepted < len(proposal)),
+                len(emitted),
+                sum(map(bool, drift)),
+                entropy=entropies,
+                proposal_entropy=entropies[:-1],
+                divergence=tuple(regrets),
+                distance=tuple(regrets),
+            )
+        )
         # Behind the accepted prefix, what was read is stale and will be read again.
         for k in list(self._cached):
             if k == tier or (k in config.tiers and k < tier):
@@ -208,8 +242,13 @@ class Plant:
         return emitted, [*drift, 0.0]
 
 
-def run(plant: Plant, controller: Controller, max_new_tokens: int, prompt_length: int = 32,
-        on_block: Callable[[BlockStats], None] = lambda block: None) -> GenerationStats:
+def run(
+    plant: Plant,
+    controller: Controller,
+    max_new_tokens: int,
+    prompt_length: int = 32,
+    on_block: Callable[[BlockStats], None] = lambda block: None,
+) -> GenerationStats:
     """One request under control, as `Generation.run` does it."""
     stats = GenerationStats(control_name=controller.name, drift_budget=plant.drift_budget)
     config = controller.start(plant.start(prompt_length, max_new_tokens))

@@ -43,7 +43,9 @@ DIVERGENCES = ("js", "tv", "kl", "kl_rev", "logit_gap", "topk_5")
 @cache
 def models_of(arch: str, variant: str) -> list[PreTrainedModel]:
     """Five graded models, draft first. "same model": all five are the target."""
-    family = graded_family(arch, 5, seed=ARCHITECTURES.index(arch), sigmas=(0.03,) * 4 if arch != "gemma3" else (0.06,) * 4)
+    family = graded_family(
+        arch, 5, seed=ARCHITECTURES.index(arch), sigmas=(0.03,) * 4 if arch != "gemma3" else (0.06,) * 4
+    )
     if variant == "same model":
         return family[-1:] * 5
     if variant == "mixed dtypes":
@@ -52,7 +54,9 @@ def models_of(arch: str, variant: str) -> list[PreTrainedModel]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for model in family[:2]:
-                model.resize_token_embeddings(VOCAB + 6 if variant.startswith("larger") else VOCAB - 6, mean_resizing=False)
+                model.resize_token_embeddings(
+                    VOCAB + 6 if variant.startswith("larger") else VOCAB - 6, mean_resizing=False
+                )
     return family
 
 
@@ -63,13 +67,13 @@ class Case:
     seed: int
     arch: str
     variant: str
-    tiers: tuple[int | str, ...]          # indices into the family, "lookup" at the bottom perhaps
+    tiers: tuple[int | str, ...]  # indices into the family, "lookup" at the bottom perhaps
     method: Any
     drift_budget: float | None
     prompt: list[int]
     keywords: dict[str, Any]
-    stop: str | None = None               # "eos", "string" or None: chosen from the reference text when it runs
-    change: bool = True                   # another config in every block
+    stop: str | None = None  # "eos", "string" or None: chosen from the reference text when it runs
+    change: bool = True  # another config in every block
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -89,18 +93,38 @@ def random_case(seed: int) -> Case:
     if lossy and rng.random() < 0.5:
         method, budget = "pyramid", rng.choice((0.01, 0.05, 0.2, 0.5))
     elif lossy:
-        method = rng.choice(("fsd", "psd_a", "psd_f", Method("loose", "relaxed", "relaxed"), Method("mixed", "match", "relaxed")))
+        method = rng.choice(
+            ("fsd", "psd_a", "psd_f", Method("loose", "relaxed", "relaxed"), Method("mixed", "match", "relaxed"))
+        )
     else:
-        method = rng.choice(("pyramid", "pyramid", "ar", "sd", "polybasic",
-                             Method("any", rng.choice(LOWER), "match", rng.choice(DIVERGENCES)),
-                             Method("any", rng.choice(LOWER), "exact", rng.choice(DIVERGENCES))))
+        method = rng.choice(
+            (
+                "pyramid",
+                "pyramid",
+                "ar",
+                "sd",
+                "polybasic",
+                Method("any", rng.choice(LOWER), "match", rng.choice(DIVERGENCES)),
+                Method("any", rng.choice(LOWER), "exact", rng.choice(DIVERGENCES)),
+            )
+        )
     prompt = [rng.randrange(4, VOCAB - 6) for _ in range(rng.choice((1, 2, 5, 9, 14)))]
     if rng.random() < 0.3:
-        prompt = (prompt[:4] * 5)[: rng.randint(3, 14)]   # something for lookups to find
-    keywords: dict[str, Any] = {"max_new_tokens": rng.choice((1, 2, 3, 8, 16, 24, 30)), "eos_token_id": EOS, "pad_token_id": PAD}
+        prompt = (prompt[:4] * 5)[: rng.randint(3, 14)]  # something for lookups to find
+    keywords: dict[str, Any] = {
+        "max_new_tokens": rng.choice((1, 2, 3, 8, 16, 24, 30)),
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+    }
     if rng.random() < 0.45:
-        keywords |= {"do_sample": True, "seed": rng.randrange(10**6), "temperature": rng.choice((0.7, 1.0, 1.3)),
-                     "top_k": rng.choice((0, 3, 50)), "top_p": rng.choice((1.0, 0.8)), "min_p": rng.choice((None, 0.05))}
+        keywords |= {
+            "do_sample": True,
+            "seed": rng.randrange(10**6),
+            "temperature": rng.choice((0.7, 1.0, 1.3)),
+            "top_k": rng.choice((0, 3, 50)),
+            "top_p": rng.choice((1.0, 0.8)),
+            "min_p": rng.choice((None, 0.05)),
+        }
     if rng.random() < 0.2:
         keywords["repetition_penalty"] = rng.choice((1.1, 1.5, 0.9))
     if rng.random() < 0.15:
@@ -111,8 +135,18 @@ def random_case(seed: int) -> Case:
         keywords["bad_words_ids"] = [[rng.randrange(4, 50)], [rng.randrange(4, 50), rng.randrange(4, 50)]]
     if rng.random() < 0.1:
         keywords["suppress_tokens"] = rng.sample(range(4, VOCAB), 5)
-    return Case(seed, arch, rng.choice(VARIANTS), tuple(tiers), method, budget, prompt, keywords,
-                stop=rng.choice((None, "eos", "eos", "string")), change=rng.random() < 0.8)
+    return Case(
+        seed,
+        arch,
+        rng.choice(VARIANTS),
+        tuple(tiers),
+        method,
+        budget,
+        prompt,
+        keywords,
+        stop=rng.choice((None, "eos", "eos", "string")),
+        change=rng.random() < 0.8,
+    )
 
 
 @cache
@@ -127,8 +161,12 @@ def random_config(rng: random.Random, case: Case) -> PyramidConfig:
     route = rng.choice(routes)
     if len(route) > 2 and rng.random() < 0.3:
         route = ((route[0], route[1]), *route[2:])
-    stages = tuple(StageConfig(rng.choice((1, 1, 2, 3, 5, 8)), rng.choice((0.0, 0.05, 0.2, 0.5, 1.5)), rng.choice((None, None, 0.5, 2.0)))
-                   for _ in range(case.n_tiers - 1))
+    stages = tuple(
+        StageConfig(
+            rng.choice((1, 1, 2, 3, 5, 8)), rng.choice((0.0, 0.05, 0.2, 0.5, 1.5)), rng.choice((None, None, 0.5, 2.0))
+        )
+        for _ in range(case.n_tiers - 1)
+    )
     return PyramidConfig(stages, route)
 
 
@@ -156,20 +194,30 @@ def run_case(case: Case, happened: Counter[str]) -> None:
     comparable = resolved.lossless and (not sampling or resolved.coupled)
 
     plain = {k: v for k, v in case.keywords.items() if k not in ("seed", "eos_token_id")}
-    endless = reference_ids(target, case.prompt, case.keywords.get("seed"), eos_token_id=None, **{**plain, "min_new_tokens": None})
+    endless = reference_ids(
+        target, case.prompt, case.keywords.get("seed"), eos_token_id=None, **{**plain, "min_new_tokens": None}
+    )
     keywords = with_stop_rule(case, rng, endless)
 
     fixed = random_config(rng, case)
     control = ChosenControl(lambda blocks: random_config(rng, case) if case.change else fixed)
     with counted_forwards(tiers if case.variant != "same model" else []) as (passes, read):
-        out = pyramid.generate(case.prompt, method=case.method, control=control, drift_budget=case.drift_budget, **keywords)
+        out = pyramid.generate(
+            case.prompt, method=case.method, control=control, drift_budget=case.drift_budget, **keywords
+        )
     stats = out.stats
 
     assert out.sequences.tolist() == [case.prompt + out.ids]
     assert len(out.ids) <= keywords["max_new_tokens"]
     if comparable:
         strings = {"tokenizer": tokenizer} if "stop_strings" in keywords else {}
-        expected = reference_ids(target, case.prompt, case.keywords.get("seed"), **{k: v for k, v in keywords.items() if k != "seed"}, **strings)
+        expected = reference_ids(
+            target,
+            case.prompt,
+            case.keywords.get("seed"),
+            **{k: v for k, v in keywords.items() if k != "seed"},
+            **strings,
+        )
         if "stop_strings" not in keywords:
             assert out.ids == expected, f"expected {expected}, got {out.ids}"
         else:
@@ -177,7 +225,11 @@ def run_case(case: Case, happened: Counter[str]) -> None:
             shorter = min(len(expected), len(out.ids))
             assert out.ids[:shorter] == expected[:shorter], f"expected {expected}, got {out.ids}"
             text = tokenizer.decode(out.ids, skip_special_tokens=True)
-            assert out.finish_reason != "stop_string" or out.text.endswith(keywords["stop_strings"][0]) and text.startswith(out.text)
+            assert (
+                out.finish_reason != "stop_string"
+                or out.text.endswith(keywords["stop_strings"][0])
+                and text.startswith(out.text)
+            )
             assert keywords["stop_strings"][0] not in out.text[:-1]
         happened["compared sampled" if sampling else "compared greedy"] += 1
         happened[f"compared {case.arch}"] += 1
@@ -197,7 +249,9 @@ def run_case(case: Case, happened: Counter[str]) -> None:
         happened["bonus"] += v.emitted == v.proposed + 1 > 1
         happened["relaxed"] += v.relaxed
     happened["overshoot"] += any(v.proposed > v_config(block, v) for block in stats.blocks for v in block.verifications)
-    happened["clip"] += out.finish_reason == "length" and any(b.verifications[-1].proposed < b.config.stages[-1].length for b in stats.blocks[-1:] if b.config.stages)
+    happened["clip"] += out.finish_reason == "length" and any(
+        b.verifications[-1].proposed < b.config.stages[-1].length for b in stats.blocks[-1:] if b.config.stages
+    )
     happened["left route"] += bool(stats.notes)
     happened["drifted"] += sum(stats.drift) > 0
 
@@ -206,7 +260,9 @@ def v_config(block: Any, verification: Any) -> int:
     return block.config.stage(verification.tier).length if verification.tier else 0
 
 
-def check_drift(case: Case, stats: Any, target: PreTrainedModel, ids: list[int], sampling: bool, method: Method) -> None:
+def check_drift(
+    case: Case, stats: Any, target: PreTrainedModel, ids: list[int], sampling: bool, method: Method
+) -> None:
     drift = stats.drift
     if method.lossless:
         assert not any(drift)
@@ -215,10 +271,24 @@ def check_drift(case: Case, stats: Any, target: PreTrainedModel, ids: list[int],
         for i, d in enumerate(drift, start=1):
             total += d
             assert total <= case.drift_budget * i, f"prefix of {i} tokens drifted {total}"
-    if not sampling and drift and not any(k in case.keywords for k in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens",
-                                                                         "bad_words_ids", "suppress_tokens")):
+    if (
+        not sampling
+        and drift
+        and not any(
+            k in case.keywords
+            for k in (
+                "repetition_penalty",
+                "no_repeat_ngram_size",
+                "min_new_tokens",
+                "bad_words_ids",
+                "suppress_tokens",
+            )
+        )
+    ):
         with torch.no_grad():
-            logits = target(torch.tensor([case.prompt + ids]), use_cache=False).logits[0, len(case.prompt) - 1 : -1].float()
+            logits = (
+                target(torch.tensor([case.prompt + ids]), use_cache=False).logits[0, len(case.prompt) - 1 : -1].float()
+            )
         regret = logits.max(-1).values - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(drift), regret, atol=1e-5, rtol=0)
 
@@ -252,7 +322,9 @@ def main() -> int:
     happened, failures = soak(arguments.runs, arguments.seed, report=lambda text: print(text, flush=True))
     for what, count in sorted(happened.items()):
         print(f"{what:24s} {count}")
-    print(f"{arguments.runs} runs, {len(failures)} failures {[index for index, _ in failures]}, {time.time() - started:.0f} s")
+    print(
+        f"{arguments.runs} runs, {len(failures)} failures {[index for index, _ in failures]}, {time.time() - started:.0f} s"
+    )
     return bool(failures)
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from recorded import agreement, synthetic
 
 from adaptive_pyramid.config import PyramidConfig
-from recorded import agreement, synthetic
 from tuning.acceptance import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
 from tuning.replay import Replay
 from tuning.traces import DIVERGENCES, NOTHING, TraceSet
@@ -144,7 +144,9 @@ def test_a_lookup_is_learned_from_what_it_proposes_and_how_sure_its_verifier_is(
 def test_a_model_of_another_rule_is_refused(model) -> None:
     traces = synthetic(5, tiers=3)
     assert Replay(traces, method="polybasic", acceptance=model)  # strict: no tau, so no divergence
-    with pytest.raises(ValueError, match="compares 'logit_gap' with tau, stages of method 'psd_f' below the target compare 'js'"):
+    with pytest.raises(
+        ValueError, match="compares 'logit_gap' with tau, stages of method 'psd_f' below the target compare 'js'"
+    ):
         Replay(traces, method="psd_f", acceptance=model)
     with pytest.raises(ValueError, match="describes greedy decoding"):
         Replay(traces, do_sample=True, acceptance=model)

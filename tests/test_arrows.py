@@ -22,8 +22,16 @@ def imports_of(path: Path, only_at_import: bool = False) -> set[str]:
     """Absolute names of everything a file imports, `from . import x` included; optionally without what functions import."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
-    skipped = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _is_type_checking(node)
-               for inner in ast.walk(node)} if only_at_import else set()
+    skipped = (
+        {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _is_type_checking(node)
+            for inner in ast.walk(node)
+        }
+        if only_at_import
+        else set()
+    )
     found: set[str] = set()
     for node in ast.walk(tree):
         if id(node) in skipped:
@@ -31,10 +39,18 @@ def imports_of(path: Path, only_at_import: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])] if node.level else [node.module]
+            base = (
+                [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])]
+                if node.level
+                else [node.module]
+            )
             found.add(".".join(base))
-            found |= {".".join([*base, alias.name]) for alias in node.names if (ROOT / Path(*".".join(base).split(".")) / f"{alias.name}.py").exists()
-                      or (ROOT / Path(*".".join(base).split(".")) / alias.name).is_dir()}
+            found |= {
+                ".".join([*base, alias.name])
+                for alias in node.names
+                if (ROOT / Path(*".".join(base).split(".")) / f"{alias.name}.py").exists()
+                or (ROOT / Path(*".".join(base).split(".")) / alias.name).is_dir()
+            }
     return found
 
 
@@ -48,29 +64,55 @@ IMPORTS = {module_name(path): imports_of(path) for path in SOURCES}
 
 def users_of(target: str, importers: str) -> list[str]:
     """`importer -> imported` for every import of `target` (or anything in it) by `importers` (or anything in it)."""
-    within = lambda name, package: name == package or name.startswith(package + ".")
-    return [f"{name} -> {used}" for name, all_used in IMPORTS.items() if within(name, importers) for used in sorted(all_used) if within(used, target)]
+
+    def within(name, package):
+        return name == package or name.startswith(package + ".")
+
+    return [
+        f"{name} -> {used}"
+        for name, all_used in IMPORTS.items()
+        if within(name, importers)
+        for used in sorted(all_used)
+        if within(used, target)
+    ]
 
 
-@pytest.mark.parametrize(("importers", "target"), [
-    ("policies", "adaptive_pyramid"), ("policies", "tuning"), ("policies", "torch"), ("policies", "transformers"),
-    ("adaptive_pyramid", "tuning"), ("adaptive_pyramid", "tests"),
-    ("adaptive_pyramid.control", "adaptive_pyramid.decoding"), ("adaptive_pyramid.decoding", "adaptive_pyramid.control"),
-    ("adaptive_pyramid.control", "adaptive_pyramid.models"), ("adaptive_pyramid.control", "torch"),
-    ("adaptive_pyramid.control", "transformers"), ("adaptive_pyramid.control", "adaptive_pyramid.pyramid"),
-    ("adaptive_pyramid.decoding", "policies"), ("adaptive_pyramid.decoding", "adaptive_pyramid.models"),
-    ("adaptive_pyramid.decoding", "adaptive_pyramid.pyramid"), ("adaptive_pyramid.decoding", "adaptive_pyramid.generation"),
-    ("adaptive_pyramid.models", "adaptive_pyramid.control"), ("adaptive_pyramid.models", "adaptive_pyramid.pyramid"),
-    ("adaptive_pyramid.request", "adaptive_pyramid.decoding"), ("adaptive_pyramid.prompts", "adaptive_pyramid.decoding"),
-    ("adaptive_pyramid.output", "adaptive_pyramid.decoding"), ("adaptive_pyramid.profile", "adaptive_pyramid.pyramid"),
-])
+@pytest.mark.parametrize(
+    ("importers", "target"),
+    [
+        ("policies", "adaptive_pyramid"),
+        ("policies", "tuning"),
+        ("policies", "torch"),
+        ("policies", "transformers"),
+        ("adaptive_pyramid", "tuning"),
+        ("adaptive_pyramid", "tests"),
+        ("adaptive_pyramid.control", "adaptive_pyramid.decoding"),
+        ("adaptive_pyramid.decoding", "adaptive_pyramid.control"),
+        ("adaptive_pyramid.control", "adaptive_pyramid.models"),
+        ("adaptive_pyramid.control", "torch"),
+        ("adaptive_pyramid.control", "transformers"),
+        ("adaptive_pyramid.control", "adaptive_pyramid.pyramid"),
+        ("adaptive_pyramid.decoding", "policies"),
+        ("adaptive_pyramid.decoding", "adaptive_pyramid.models"),
+        ("adaptive_pyramid.decoding", "adaptive_pyramid.pyramid"),
+        ("adaptive_pyramid.decoding", "adaptive_pyramid.generation"),
+        ("adaptive_pyramid.models", "adaptive_pyramid.control"),
+        ("adaptive_pyramid.models", "adaptive_pyramid.pyramid"),
+        ("adaptive_pyramid.request", "adaptive_pyramid.decoding"),
+        ("adaptive_pyramid.prompts", "adaptive_pyramid.decoding"),
+        ("adaptive_pyramid.output", "adaptive_pyramid.decoding"),
+        ("adaptive_pyramid.profile", "adaptive_pyramid.pyramid"),
+    ],
+)
 def test_no_arrow(importers, target):
     assert users_of(target, importers) == []
 
 
 def test_policies_use_numpy_and_the_standard_library_only():
     allowed = {*sys.stdlib_module_names, "numpy", "policies"}
-    used = {name.split(".")[0] for module, names in IMPORTS.items() if module.split(".")[0] == "policies" for name in names}
+    used = {
+        name.split(".")[0] for module, names in IMPORTS.items() if module.split(".")[0] == "policies" for name in names
+    }
     assert used <= allowed
 
 
@@ -84,20 +126,25 @@ def test_host_side_modules_do_not_need_torch(module):
         reached.add(name)
         path = ROOT / Path(*name.split("."))
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        waiting += [used for used in (imports_of(file, only_at_import=True) if file.exists() else ())]
+        waiting += list(imports_of(file, only_at_import=True) if file.exists() else ())
     assert not {name for name in reached if name.split(".")[0] in ("torch", "transformers", "sklearn", "optuna")}
 
 
 def test_only_the_scorer_knows_caches():
-    knowing = [module_name(path) for path in (ROOT / "adaptive_pyramid" / "decoding").glob("*.py")
-               if any(word in path.read_text(encoding="utf-8") for word in ("DynamicCache", ".crop(", "past_key_values"))]
+    knowing = [
+        module_name(path)
+        for path in (ROOT / "adaptive_pyramid" / "decoding").glob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("DynamicCache", ".crop(", "past_key_values"))
+    ]
     assert knowing == ["adaptive_pyramid.decoding.scorer"]
 
 
 def test_importing_the_packages_does_not_import_torch():
-    code = ("import sys; import adaptive_pyramid, policies; from adaptive_pyramid import PyramidConfig, StageConfig, CostModel;"
-            "import adaptive_pyramid.stats, adaptive_pyramid.control.controller;"
-            "heavy = {'torch', 'transformers', 'optuna', 'sklearn'} & set(sys.modules); sys.exit(f'imported {heavy}' if heavy else 0)")
+    code = (
+        "import sys; import adaptive_pyramid, policies; from adaptive_pyramid import PyramidConfig, StageConfig, CostModel;"
+        "import adaptive_pyramid.stats, adaptive_pyramid.control.controller;"
+        "heavy = {'torch', 'transformers', 'optuna', 'sklearn'} & set(sys.modules); sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -108,7 +155,7 @@ def test_all_public_names_resolve():
     for name in adaptive_pyramid.__all__:
         assert getattr(adaptive_pyramid, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Pyramid'"):
-        adaptive_pyramid.Pyramid
+        _ = adaptive_pyramid.Pyramid
 
 
 def test_the_reader_of_imports_sees_relative_ones(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulated import Plant, Regime, run
 
 from adaptive_pyramid.control.account import Account
@@ -23,8 +24,11 @@ def overdrafts(plant: Plant, controller, requests: int, tokens: int, prompt: int
 
     def book(block: BlockStats) -> None:
         nonlocal lost, elapsed
-        prefill = sum(f.seconds - plant.costs.seconds(f.tier, f.needed)
-                      for f in block.forwards if f.tier == plant.target and f.is_prefill)
+        prefill = sum(
+            f.seconds - plant.costs.seconds(f.tier, f.needed)
+            for f in block.forwards
+            if f.tier == plant.target and f.is_prefill
+        )
         lost += block.seconds - prefill - alone * block.tokens
         elapsed += block.seconds
         found.append(lost - 0.02 * elapsed)
@@ -36,24 +40,40 @@ def overdrafts(plant: Plant, controller, requests: int, tokens: int, prompt: int
 
 def shortest_probes(plant: Plant, drafts: list[int], context: int) -> list[float]:
     """What the first look at each draft costs if it is refused, with `context` tokens to catch up with."""
-    return [plant.costs.seconds(tier, context) + plant.costs.seconds(2, 2) - plant.costs.seconds(2, 1) for tier in drafts]
+    return [
+        plant.costs.seconds(tier, context) + plant.costs.seconds(2, 2) - plant.costs.seconds(2, 1) for tier in drafts
+    ]
 
 
-plants = st.fixed_dictionaries({
-    "draft": st.floats(0.05, 1.2), "qualifier": st.floats(0.05, 1.2), "slope": st.floats(0.0, 0.3),
-    "agree_draft": st.floats(0.0, 0.9), "agree_qualifier": st.floats(0.0, 0.9),
-    "prompt": st.integers(1, 300), "tokens": st.integers(20, 200), "seed": st.integers(0, 1000),
-    "shift": st.booleans(), "name": st.sampled_from(["planner", "thompson", "exp3", "epsilon_greedy"]),
-})
+plants = st.fixed_dictionaries(
+    {
+        "draft": st.floats(0.05, 1.2),
+        "qualifier": st.floats(0.05, 1.2),
+        "slope": st.floats(0.0, 0.3),
+        "agree_draft": st.floats(0.0, 0.9),
+        "agree_qualifier": st.floats(0.0, 0.9),
+        "prompt": st.integers(1, 300),
+        "tokens": st.integers(20, 200),
+        "seed": st.integers(0, 1000),
+        "shift": st.booleans(),
+        "name": st.sampled_from(["planner", "thompson", "exp3", "epsilon_greedy"]),
+    }
+)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(case=plants)
 def test_the_account_is_never_overdrawn(case: dict) -> None:
-    costs = {0: row(0.04 * case["draft"], case["slope"]), 1: row(0.04 * case["qualifier"], case["slope"]), 2: row(0.04, case["slope"])}
+    costs = {
+        0: row(0.04 * case["draft"], case["slope"]),
+        1: row(0.04 * case["qualifier"], case["slope"]),
+        2: row(0.04, case["slope"]),
+    }
     regimes = [Regime({0: case["agree_draft"], 1: case["agree_qualifier"]}, tokens=150), Regime({0: 0.0, 1: 0.0})]
     plant = Plant(costs, regimes if case["shift"] else regimes[:1], seed=case["seed"], noise=0.0, overhead=0.0)
-    controller = make_controller(case["name"], None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), measured=True))
+    controller = make_controller(
+        case["name"], None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), measured=True)
+    )
     worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
     assert worst <= min(shortest_probes(plant, [0, 1], case["prompt"] + case["tokens"])) + 1e-9
 
@@ -62,7 +82,11 @@ def test_the_account_is_never_overdrawn(case: dict) -> None:
 @given(case=plants)
 def test_without_measured_costs_the_first_looks_may_be_mispriced(case: dict) -> None:
     """A guessed cost may be wrong before the first look, and only then: some looks more than the account allows."""
-    costs = {0: row(0.04 * case["draft"], case["slope"]), 1: row(0.04 * case["qualifier"], case["slope"]), 2: row(0.04, case["slope"])}
+    costs = {
+        0: row(0.04 * case["draft"], case["slope"]),
+        1: row(0.04 * case["qualifier"], case["slope"]),
+        2: row(0.04, case["slope"]),
+    }
     plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], seed=case["seed"], noise=0.0)
     controller = make_controller(case["name"], None, default_config(3), Pool.of(3, {0: 10, 1: 30, 2: 100}, None))
     worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
@@ -74,7 +98,12 @@ def test_useless_drafts_cost_two_per_cent(prompt: int) -> None:
     costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
     for tokens in (100, 800):
         plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
-        stats = run(plant, make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True)), tokens, prompt)
+        stats = run(
+            plant,
+            make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True)),
+            tokens,
+            prompt,
+        )
         alone = tokens * 0.040 + plant.costs.seconds(2, prompt) - 0.040
         assert alone / stats.seconds >= 0.98
         assert any("target worked alone" in note for note in stats.notes)
@@ -103,12 +132,12 @@ def test_account() -> None:
     account = Account(advance=0.5)
     account.book(1.0, 1.0)
     assert account.left(ahead=100.0) == 0.02 + 0.5
-    assert account.left(ahead=10.0) == 0.02 + 0.2      # of the advance what will have been earned by then
+    assert account.left(ahead=10.0) == 0.02 + 0.2  # of the advance what will have been earned by then
     account.book(1.0, 0.9)
     assert account.left(ahead=0.0) == pytest.approx(0.04 - 0.1)
-    account.book(1.0, 5.0)          # a gain is credit within the request
+    account.book(1.0, 5.0)  # a gain is credit within the request
     assert account.left(ahead=0.0) > 3.9
-    account.start()                 # of which little is carried over
+    account.start()  # of which little is carried over
     assert account.left(ahead=0.0) == pytest.approx(2 * 0.06)
     other = Account()
     other.load_state_dict(account.state_dict())

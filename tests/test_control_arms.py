@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_pyramid.control.arms import BUDGET_MULTIPLES, FREE_TAUS, LIMIT, candidate_configs, shortened
 from adaptive_pyramid.control.defaults import Pool, default_config
-from adaptive_pyramid.throughput import CostModel, WIDTHS
+from adaptive_pyramid.throughput import WIDTHS, CostModel
 
 
 def pool(n_tiers: int, lookup: bool = False) -> Pool:

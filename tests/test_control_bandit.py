@@ -39,7 +39,9 @@ def controller(name: str, measured: bool = True, route=None):
 def test_every_policy_beats_target_only_where_drafts_are_good(name: str) -> None:
     plant = Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
     stats = run(plant, controller(name), 400)
-    alone = run(Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1), FixedController(default_config(3).with_route((2,))), 400)
+    alone = run(
+        Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1), FixedController(default_config(3).with_route((2,))), 400
+    )
     assert stats.tokens == alone.tokens == 400
     assert stats.tokens_per_second > 1.5 * alone.tokens_per_second
 
@@ -88,7 +90,7 @@ def test_a_tier_that_left_the_route_is_not_chosen_again() -> None:
 
 
 def test_a_draft_that_is_always_refused_stays_on_the_first_rung() -> None:
-    free = {0: row(1e-6, 0.0), 1: row(1e-6, 0.0), 2: row(0.040, 0.0)}   # the account can pay for any length
+    free = {0: row(1e-6, 0.0), 1: row(1e-6, 0.0), 2: row(0.040, 0.0)}  # the account can pay for any length
     curious = make_controller("epsilon_greedy", None, default_config(3), Pool(3, (0, 1, 2), CostModel(free), True))
     stats = run(Plant(free, [Regime({0: 0.0, 1: 0.0})], seed=1), curious, 200)
     drafting = [block.config for block in stats.blocks if len(block.config.route) > 1]
@@ -99,8 +101,7 @@ def test_a_draft_that_is_always_refused_stays_on_the_first_rung() -> None:
 def test_a_policy_of_the_wrong_size_is_refused() -> None:
     arms = [PyramidConfig((StageConfig(4),), (1,)), PyramidConfig((StageConfig(4),), (0, 1))]
     with pytest.raises(ValueError, match="3 arms, expected 2"):
-        BanditController(arms, make_policy("ucb1", 3), SpeedReward(10.0),
-                         Pool.of(2, {0: 1, 1: 4}, None))
+        BanditController(arms, make_policy("ucb1", 3), SpeedReward(10.0), Pool.of(2, {0: 1, 1: 4}, None))
 
 
 def test_reward() -> None:
@@ -108,7 +109,7 @@ def test_reward() -> None:
     reward = SpeedReward(100.0)
     block = BlockStats(config, 0, 10, tokens=4, seconds=0.1)
     assert reward(block, 0.1) == pytest.approx(40 / 99.5)
-    assert reward(block, 0.01) == 1.0           # the reference follows upwards at once
+    assert reward(block, 0.01) == 1.0  # the reference follows upwards at once
     assert reward.reference == pytest.approx(400)
     priced = SpeedReward(100.0, drift_budget=0.1, drift_price=0.2)
     drifting = BlockStats(config, 0, 10, tokens=4, seconds=0.1, drift=(0.2, 0.0, 0.0, 0.0))

@@ -17,7 +17,7 @@ from adaptive_pyramid.control.forecast import Forecast, Pair
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import WIDTHS
 
-COSTS = {tier: {width: first for width in WIDTHS} for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
+COSTS = {tier: dict.fromkeys(WIDTHS, first) for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
 TWO, CHAIN = (0, 2), (0, 1, 2)
 
 
@@ -25,12 +25,19 @@ def plant(**agreement: float) -> Plant:
     return Plant(COSTS, [Regime({0: agreement.get("draft", 0.7), 1: agreement.get("qualifier", 0.85)})], seed=5)
 
 
-def learned(config: PyramidConfig, arms: list[PyramidConfig], tokens: int = 3000, budget: float | None = None,
-            model_tiers=(0, 1, 2)) -> tuple[Estimates, GenerationStats]:
+def learned(
+    config: PyramidConfig,
+    arms: list[PyramidConfig],
+    tokens: int = 3000,
+    budget: float | None = None,
+    model_tiers=(0, 1, 2),
+) -> tuple[Estimates, GenerationStats]:
     estimates = Estimates(Forecast([config, *arms]), model_tiers, budget, memory=1e5, idle=1e6)
     source = plant()
     source.drift_budget = budget
-    stats = run(source, FixedController(config), tokens, on_block=lambda block: estimates.observe(block, greedy=True, arm=0))
+    stats = run(
+        source, FixedController(config), tokens, on_block=lambda block: estimates.observe(block, greedy=True, arm=0)
+    )
     return estimates, stats
 
 
@@ -78,7 +85,9 @@ def test_a_chain_shows_the_pair_that_it_skips() -> None:
 
 
 def test_a_chain_with_thresholds_shows_its_middle_tier_without_them() -> None:
-    estimates, _ = learned(PyramidConfig.simple([3, 5], [0.5, 0.0], route=CHAIN), [PyramidConfig.simple([1, 4], route=(1, 2))])
+    estimates, _ = learned(
+        PyramidConfig.simple([3, 5], [0.5, 0.0], route=CHAIN), [PyramidConfig.simple([1, 4], route=(1, 2))]
+    )
     assert rate(estimates, Pair(1, 2)) == pytest.approx(0.85, abs=0.05)
     assert rate(estimates, Pair(1, 2, 0.0, (0.5,))) < 0.83
 
@@ -86,7 +95,9 @@ def test_a_chain_with_thresholds_shows_its_middle_tier_without_them() -> None:
 def test_relatives_inform_the_first_guess() -> None:
     two_tier = [PyramidConfig.simple([1, 4], route=route) for route in ((0, 2), (1, 2))]
     estimates, _ = learned(two_tier[0], [two_tier[1], PyramidConfig.simple([3, 5], route=CHAIN)])
-    run(plant(), FixedController(two_tier[1]), 1500, on_block=lambda block: estimates.observe(block, greedy=True, arm=0))
+    run(
+        plant(), FixedController(two_tier[1]), 1500, on_block=lambda block: estimates.observe(block, greedy=True, arm=0)
+    )
     guess = estimates.rates(0.0).accept[0, estimates.pairs.index(Pair(0, 1)), 0]
     assert guess == pytest.approx(truth(PyramidConfig.simple([3, 5], route=CHAIN), tier=1), abs=0.06)
 
@@ -115,10 +126,12 @@ def test_lookups_hit_in_runs() -> None:
     estimates = Estimates(Forecast([config]), (1,))
 
     def show(proposed: int, accepted: int) -> None:
-        verification = Verification(1, 0 if proposed else None, proposed, accepted, int(accepted < proposed), accepted + 1, 0, (), (), (), ())
+        verification = Verification(
+            1, 0 if proposed else None, proposed, accepted, int(accepted < proposed), accepted + 1, 0, (), (), (), ()
+        )
         estimates.observe(BlockStats(config, 0, 10, accepted + 1, 0.1, (verification,)), greedy=True, arm=0)
 
-    for _ in range(30):   # copied for three blocks, then refused and silent for three
+    for _ in range(30):  # copied for three blocks, then refused and silent for three
         for proposed, accepted in ((4, 4), (4, 4), (4, 4), (4, 0), (0, 0), (0, 0), (0, 0)):
             show(proposed, accepted)
     show(4, 4)
@@ -133,8 +146,19 @@ def test_sampling_replaces_draws_by_chances() -> None:
     arms = [PyramidConfig.simple([4], [tau], route=(0, 1)) for tau in (0.0, 0.3)]
     estimates = Estimates(Forecast(arms), (0, 1), memory=1e9, idle=1e9)
     nan = math.nan
-    verification = Verification(1, 0, 4, 1, 1, 2, 0, entropy=(nan,) * 5, proposal_entropy=(nan,) * 4,
-                                divergence=(0.2, 0.25, 0.5, 0.1), distance=(0.2, 0.25, 0.5, 0.1))
+    verification = Verification(
+        1,
+        0,
+        4,
+        1,
+        1,
+        2,
+        0,
+        entropy=(nan,) * 5,
+        proposal_entropy=(nan,) * 4,
+        divergence=(0.2, 0.25, 0.5, 0.1),
+        distance=(0.2, 0.25, 0.5, 0.1),
+    )
     estimates.observe(BlockStats(arms[0], 0, 10, 2, 0.1, (verification,)), greedy=False, arm=0)
     plain, relaxed = (estimates.pairs.index(Pair(0, 1, tau)) for tau in (0.0, 0.3))
     assert (estimates.accepted[plain].sum(), estimates.tested[plain].sum()) == (1, 2)

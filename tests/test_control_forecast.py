@@ -11,8 +11,16 @@ from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.forecast import Forecast, Pair, Rates, pairs_of
 from adaptive_pyramid.throughput import WIDTHS, Acceptance, CostModel, ThroughputModel
 
-COSTS = {tier: {width: first * (1 + 0.03 * (width - 1)) for width in WIDTHS} for tier, first in {1: 0.004, 2: 0.012, 3: 0.040}.items()}
-ACCEPTANCE = {(0, 3): Acceptance(0.6, hit=0.4, fill=0.75), (1, 3): Acceptance(0.7), (2, 3): Acceptance(0.9), (1, 2): Acceptance(0.72)}
+COSTS = {
+    tier: {width: first * (1 + 0.03 * (width - 1)) for width in WIDTHS}
+    for tier, first in {1: 0.004, 2: 0.012, 3: 0.040}.items()
+}
+ACCEPTANCE = {
+    (0, 3): Acceptance(0.6, hit=0.4, fill=0.75),
+    (1, 3): Acceptance(0.7),
+    (2, 3): Acceptance(0.9),
+    (1, 2): Acceptance(0.72),
+}
 
 
 def rates(forecast: Forecast, acceptance: dict[tuple[int, int], Acceptance], n_tiers: int) -> Rates:
@@ -23,10 +31,15 @@ def rates(forecast: Forecast, acceptance: dict[tuple[int, int], Acceptance], n_t
 
 
 def test_equals_the_formula_where_no_mid_tier_overshoots() -> None:
-    configs = [PyramidConfig.simple([1, 1, length], route=route)
-               for route in ((3,), (0, 3), (1, 3), (2, 3), ((0, 1), 3)) for length in (1, 4, 8, 16)]
+    configs = [
+        PyramidConfig.simple([1, 1, length], route=route)
+        for route in ((3,), (0, 3), (1, 3), (2, 3), ((0, 1), 3))
+        for length in (1, 4, 8, 16)
+    ]
     forecast = Forecast(configs)
-    tokens, seconds = forecast.evaluate(rates(forecast, ACCEPTANCE, 4), forecast.costs(CostModel(COSTS), per_verification=0.002))
+    tokens, seconds = forecast.evaluate(
+        rates(forecast, ACCEPTANCE, 4), forecast.costs(CostModel(COSTS), per_verification=0.002)
+    )
     formula = ThroughputModel(CostModel(COSTS), ACCEPTANCE, overhead=0.002)
     for i, config in enumerate(configs):
         expected = formula.predict(config)
@@ -52,7 +65,9 @@ def test_acceptance_may_depend_on_the_position() -> None:
     forecast = Forecast([config])
     accept = np.full((1, 1, forecast.longest), 0.5)
     accept[0, 0, :3] = (0.9, 0.6, 0.2)
-    tokens, _ = forecast.evaluate(Rates(accept, np.ones((1, 2)), np.ones(2)), forecast.costs(CostModel({0: {1: 1.0}, 1: {1: 1.0}})))
+    tokens, _ = forecast.evaluate(
+        Rates(accept, np.ones((1, 2)), np.ones(2)), forecast.costs(CostModel({0: {1: 1.0}, 1: {1: 1.0}}))
+    )
     assert tokens[0, 0] == pytest.approx(1 + 0.9 + 0.9 * 0.6 + 0.9 * 0.6 * 0.2)
 
 

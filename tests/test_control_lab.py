@@ -19,7 +19,9 @@ def lab(monkeypatch: pytest.MonkeyPatch):
     return control_lab
 
 
-def test_lab_prints_and_writes(lab, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_prints_and_writes(
+    lab, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     controls = ["planner", "own blocks only", "thompson", "hf heuristic"]
     monkeypatch.setattr(lab, "TOKENS", 60)
     lab.main(["--seeds", "1", "--plants", "good draft", "repetitive", "--controls", *controls, "--out", str(tmp_path)])
@@ -33,7 +35,7 @@ def test_lab_prints_and_writes(lab, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_settled_after(lab) -> None:
     good, bad = lab.default_config(3), lab.default_config(3).with_route((2,))
     speeds = {good: 2.0, bad: 1.0}
-    assert lab.settled_after([bad] * 7 + [good] * 60, speeds) == 2    # five of fifty may be others
+    assert lab.settled_after([bad] * 7 + [good] * 60, speeds) == 2  # five of fifty may be others
     assert lab.settled_after([bad] * 30, speeds) == 30
 
 

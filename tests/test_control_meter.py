@@ -17,12 +17,23 @@ ALONE = TWO.with_route((1,))
 
 
 def verification(proposed: int, accepted: int) -> Verification:
-    return Verification(1, 0 if proposed else None, proposed, accepted, int(accepted < proposed), accepted + 1, 0, (), (), (), ())
+    return Verification(
+        1, 0 if proposed else None, proposed, accepted, int(accepted < proposed), accepted + 1, 0, (), (), (), ()
+    )
 
 
-def block(config: PyramidConfig, forwards: list[Forward], tokens: int, context: int, outside: float = 0.0) -> BlockStats:
-    return BlockStats(config, 0, context, tokens, sum(f.seconds for f in forwards) + outside,
-                      (verification(len(forwards) - 1, tokens - 1),), tuple(forwards))
+def block(
+    config: PyramidConfig, forwards: list[Forward], tokens: int, context: int, outside: float = 0.0
+) -> BlockStats:
+    return BlockStats(
+        config,
+        0,
+        context,
+        tokens,
+        sum(f.seconds for f in forwards) + outside,
+        (verification(len(forwards) - 1, tokens - 1),),
+        tuple(forwards),
+    )
 
 
 def meter(measured: bool = True) -> Meter:
@@ -35,14 +46,14 @@ def test_the_first_look_scales_everything_that_nobody_has_seen() -> None:
     costs = CostModel(COSTS)
     costs.observe(1, 1, 0.3)
     assert costs.table[1] == pytest.approx({1: 0.3, 8: 0.6}) and costs.table[0] == pytest.approx({1: 0.03, 8: 0.06})
-    costs.observe(1, 1, 0.2)            # of the first two the faster
+    costs.observe(1, 1, 0.2)  # of the first two the faster
     assert costs.table[1][1] == pytest.approx(0.2) and costs.table[0][1] == pytest.approx(0.02)
-    costs.observe(1, 1, 0.4)            # then slowly
+    costs.observe(1, 1, 0.4)  # then slowly
     assert costs.table[1][1] == pytest.approx(0.22)
-    costs.observe(1, 8, 0.9)            # a width never seen bends the row
+    costs.observe(1, 8, 0.9)  # a width never seen bends the row
     assert costs.table[1] == pytest.approx({1: 0.22, 8: 0.9})
     assert costs.observed(1) == 4 and costs.observed(0) == 0
-    costs.observe(5, 1, 1.0)            # a tier without a model costs nothing
+    costs.observe(5, 1, 1.0)  # a tier without a model costs nothing
     assert costs.seconds(5, 1) == 0
 
 

@@ -72,7 +72,9 @@ def test_lengthens_on_repetitive_text() -> None:
 
 def test_moods_pay_on_bursty_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def total() -> float:
-        return sum(speed(Plant(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner()) for seed in range(4))
+        return sum(
+            speed(Plant(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner()) for seed in range(4)
+        )
 
     with_moods = total()
     monkeypatch.setattr("adaptive_pyramid.control.estimates._MOOD_WEIGHT", 1e9)

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from simulated import Plant, Regime, run
+from tiny import graded_family
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
@@ -11,11 +13,9 @@ from adaptive_pyramid.control.experience import Experience
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.models import calibration
-from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.models.families import Family, TierReport
+from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.throughput import Acceptance, CostModel, expected_tokens
-from simulated import Plant, Regime, run
-from tiny import graded_family
 
 CONFIG = PyramidConfig.simple([2, 4])
 COSTS = CostModel({0: {1: 0.001, 8: 0.002}, 1: {1: 0.004, 8: 0.006}, 2: {1: 0.04, 8: 0.05}})
@@ -29,26 +29,44 @@ def family():
 
 
 def profile(**changes) -> Profile:
-    measured = {"speed_ratio": 1.6, "tokens_per_second": 40.0, "prompts": 12, "acceptance": {1: 0.8, 2: 0.9},
-                "acceptance_length": {1: 2.4, 2: 4.1}}
-    fields = {"task": "mine", "family": "toys", "tiers": ("a", "b", "c"), "method": "pyramid", "config": CONFIG, "costs": COSTS,
-              "rules": ("relaxed", "exact"), "measured": measured, "study": {"max_new_tokens": 48}}
+    measured = {
+        "speed_ratio": 1.6,
+        "tokens_per_second": 40.0,
+        "prompts": 12,
+        "acceptance": {1: 0.8, 2: 0.9},
+        "acceptance_length": {1: 2.4, 2: 4.1},
+    }
+    fields = {
+        "task": "mine",
+        "family": "toys",
+        "tiers": ("a", "b", "c"),
+        "method": "pyramid",
+        "config": CONFIG,
+        "costs": COSTS,
+        "rules": ("relaxed", "exact"),
+        "measured": measured,
+        "study": {"max_new_tokens": 48},
+    }
     return Profile(**fields | changes)
 
 
 def tuned(family, **changes) -> AdaptivePyramid:
-    with pytest.warns(UserWarning, match="the profile was measured with"):   # tiny models are not what it names
+    with pytest.warns(UserWarning, match="the profile was measured with"):  # tiny models are not what it names
         return AdaptivePyramid(family, profile=profile(**changes))
 
 
 def test_a_profile_is_where_control_starts(family):
     first = tuned(family).generate(PROMPT, **SETTINGS).stats.blocks[0]
-    assert first.config.route == CONFIG.route and first.config.l_Q >= CONFIG.l_Q, "control did not start where tuning ended"
+    assert first.config.route == CONFIG.route and first.config.l_Q >= CONFIG.l_Q, (
+        "control did not start where tuning ended"
+    )
     cold = AdaptivePyramid(family, config=CONFIG).generate(PROMPT, **SETTINGS).stats.blocks[0]
     assert cold.config.route == (2,), "without a profile target-only decoding has to be measured first"
 
 
-@pytest.mark.parametrize("changes", [{"do_sample": True, "seed": 0}, {"drift_budget": 0.1}, {"config": PyramidConfig.simple([3, 3])}])
+@pytest.mark.parametrize(
+    "changes", [{"do_sample": True, "seed": 0}, {"drift_budget": 0.1}, {"config": PyramidConfig.simple([3, 3])}]
+)
 def test_a_profile_says_nothing_of_other_decoding(family, changes):
     pyramid = tuned(family)
     pyramid.generate(PROMPT, control="planner", **SETTINGS, **changes)
@@ -63,7 +81,7 @@ def test_experience_that_is_wrong_about_this_text_is_left():
     blocks = run(Plant(costs, [Regime({0: 0.02, 1: 0.02})], seed=0), controller, 400).blocks
     assert blocks[0].config.route == CONFIG.route
     alone = sum(block.config.route == (2,) for block in blocks[-100:])
-    assert alone >= 97, "a useless route was kept because it had been tuned"   # now and then it looks again
+    assert alone >= 97, "a useless route was kept because it had been tuned"  # now and then it looks again
 
 
 def test_experience_tells_how_often_a_lookup_answers():
@@ -80,13 +98,21 @@ def test_experience_tells_how_often_a_lookup_answers():
 @pytest.mark.parametrize(("do_sample", "rate"), [(False, 0.9), (True, 0.8)])
 def test_a_family_that_knows_its_agreement_need_not_find_out(family, do_sample, rate):
     """Derived tiers were measured against their target when they were loaded."""
-    reports = (TierReport("a", 1, 1, 0, 0.9, 0.8, 0.001), TierReport("b", 1, 1, 0, 0.95, 0.9, 0.01), TierReport("c", 1, 1, 0, None, None, 0.04))
+    reports = (
+        TierReport("a", 1, 1, 0, 0.9, 0.8, 0.001),
+        TierReport("b", 1, 1, 0, 0.95, 0.9, 0.01),
+        TierReport("c", 1, 1, 0, None, None, 0.04),
+    )
     known = Family("toys", tuple(family), ("a", "b", "c"), None, reports, {}, family[-1].dtype)
     pyramid = AdaptivePyramid(known)
     pyramid.generate(PROMPT, do_sample=do_sample, seed=0 if do_sample else None, **SETTINGS)
     (controller,) = pyramid._controllers.values()
     experience = controller.pool.experience
-    assert experience.acceptance[0, 2].rate == rate and experience.config is None and set(experience.acceptance) == {(0, 2), (1, 2)}
+    assert (
+        experience.acceptance[0, 2].rate == rate
+        and experience.config is None
+        and set(experience.acceptance) == {(0, 2), (1, 2)}
+    )
     assert experience.seconds == calibration.TOKENS * 0.04
     config = next(arm for arm in controller.arms if arm.route == (0, 2))
     assert controller._caps[config.route] > 16, "a route whose acceptance is known climbs no ladder"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from recorded import synthetic
-from tuning.costs import FOLDER, cost_table_names, load_costs
-from tuning.replay import Replay
 
 from adaptive_pyramid.config import PyramidConfig
+from tuning.costs import FOLDER, cost_table_names, load_costs
+from tuning.replay import Replay
 
 
 def test_the_shipped_table_is_what_its_comment_computes() -> None:
@@ -34,8 +33,9 @@ def test_the_shipped_table_is_what_its_comment_computes() -> None:
 def test_results_say_that_they_are_modelled() -> None:
     traces = synthetic(4, tiers=3)
     table = load_costs("gpu-24gb")
-    what_if, measured = Replay(traces, table).play(PyramidConfig.simple((3, 5))), Replay(traces).play(
-        PyramidConfig.simple((3, 5))
+    what_if, measured = (
+        Replay(traces, table).play(PyramidConfig.simple((3, 5))),
+        Replay(traces).play(PyramidConfig.simple((3, 5))),
     )
     assert any("what-if costs 'gpu-24gb', modelled and not measured" in label for label in what_if.labels)
     assert any("costs measured where the traces were recorded" in label for label in measured.labels)

@@ -62,7 +62,9 @@ class Case:
     def p_value(self, runs: int = RUNS) -> float:
         # Cases of equal methods would otherwise share their seeds, and with them their luck.
         first_seed = 1_000_000 * (1 + list(CASES.values()).index(self))
-        counts = sampled_outputs(toy_decoder(self.tiers), self.config, self.method, runs, first_seed, prompt=self.prompt, **self.request)
+        counts = sampled_outputs(
+            toy_decoder(self.tiers), self.config, self.method, runs, first_seed, prompt=self.prompt, **self.request
+        )
         enumerated = {name: value for name, value in self.request.items() if name != "seeded"}
         return chi_square_p(counts, exact_law(self.tiers[-1], prompt=self.prompt, **enumerated))
 
@@ -74,14 +76,14 @@ def adapted(blocks: list[BlockStats]) -> PyramidConfig:
     seen = blocks[-1].verifications[-1]
     if not seen.rejected:
         return PyramidConfig((StageConfig(1, 0.35, stop=0.9), StageConfig(4)))
-    if seen.entropy[-1] > 1.0:     # a position behind the refusal: its ids never become output
+    if seen.entropy[-1] > 1.0:  # a position behind the refusal: its ids never become output
         return PyramidConfig.simple([1, 1], route=(0, 2))
     return PyramidConfig.simple([3, 2], [0.1, 0], route=(1, 2) if seen.proposed > 1 else (2,))
 
 
 THREE = toy_tables(3, (0.9, 1.0), seed=3)
 FOUR = toy_tables(4, (0.6, 0.7, 0.8), seed=1)
-REPETITIVE = (1, 2, 0, 1, 2, 3, 3, 0, 1, 2)   # lookups find "1 2" and "0 1 2"
+REPETITIVE = (1, 2, 0, 1, 2, 3, 3, 0, 1, 2)  # lookups find "1 2" and "0 1 2"
 
 CASES = {
     "exact": Case(THREE, PyramidConfig.simple([2, 3], route=(0, 2)), "sd"),
@@ -91,22 +93,36 @@ CASES = {
     "match Q, exact T": Case(THREE, PyramidConfig.simple([1, 3]), Method("m", "match", "exact")),
     "exact Q, match T": Case(THREE, PyramidConfig.simple([2, 2]), Method("m", "exact", "match")),
     "relaxed, relaxed, exact": Case(FOUR, PyramidConfig.simple([1, 2, 3], [0.2, 0.2, 0]), "pyramid", {"new": 4}),
-    "fuzzy, fuzzy, exact": Case(FOUR, PyramidConfig.simple([2, 2, 2], [0.02, 0.02, 0]), Method("m", "fuzzy", "exact", "js")),
+    "fuzzy, fuzzy, exact": Case(
+        FOUR, PyramidConfig.simple([2, 2, 2], [0.02, 0.02, 0]), Method("m", "fuzzy", "exact", "js")
+    ),
     "keyed match": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"seeded": True}),
     "lookup": Case([Lookup(3, 1), THREE[2]], PyramidConfig.simple([3]), "sd", prompt=REPETITIVE),
-    "lookup, relaxed Q, T": Case([Lookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3], [0.9, 0]), "pyramid",
-                                 prompt=REPETITIVE),
-    "first of lookup and draft": Case([Lookup(3, 2), *THREE], PyramidConfig.simple([1, 2, 3], [0, 0.3, 0], ((0, 1), 2, 3)), "pyramid",
-                                      prompt=REPETITIVE),
+    "lookup, relaxed Q, T": Case(
+        [Lookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3], [0.9, 0]), "pyramid", prompt=REPETITIVE
+    ),
+    "first of lookup and draft": Case(
+        [Lookup(3, 2), *THREE],
+        PyramidConfig.simple([1, 2, 3], [0, 0.3, 0], ((0, 1), 2, 3)),
+        "pyramid",
+        prompt=REPETITIVE,
+    ),
     "foreign generator": Case([Dice(THREE[0], 2), *THREE[1:]], PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
     "early stop": Case(THREE, PyramidConfig((StageConfig(3, 0.27, stop=0.8), StageConfig(3, stop=0.9))), "pyramid"),
     "EOS": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"eos": (EOS, 0), "new": 4}),
     "top_k": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"top_k": 2, "temperature": 1.4}),
-    "top_p, min_p": Case(THREE, PyramidConfig.simple([2, 3]), "polybasic", {"top_p": 0.8, "min_p": 0.1, "temperature": 0.8}),
+    "top_p, min_p": Case(
+        THREE, PyramidConfig.simple([2, 3]), "polybasic", {"top_p": 0.8, "min_p": 0.1, "temperature": 0.8}
+    ),
     "adaptation": Case(THREE, adapted, "pyramid", {"new": 4}),
-    "larger vocabularies below": Case([*toy_tables(2, vocab=VOCAB + 2, seed=4), THREE[2]], PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
-    "smaller vocabularies below": Case([THREE[0], THREE[1], toy_tables(1, vocab=VOCAB + 1, seed=6)[0]],
-                                       PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"),
+    "larger vocabularies below": Case(
+        [*toy_tables(2, vocab=VOCAB + 2, seed=4), THREE[2]], PyramidConfig.simple([2, 3], [0.3, 0]), "pyramid"
+    ),
+    "smaller vocabularies below": Case(
+        [THREE[0], THREE[1], toy_tables(1, vocab=VOCAB + 1, seed=6)[0]],
+        PyramidConfig.simple([2, 3], [0.3, 0]),
+        "pyramid",
+    ),
 }
 
 
@@ -116,6 +132,7 @@ def test_outputs_have_the_targets_law(name):
 
 
 # Wrong engines: each must fail the very test above.
+
 
 def tests_against_the_qualifiers_distribution(monkeypatch):
     """The law is forgotten: what Q emits counts as drawn from Q's own distribution, relaxed or not."""
@@ -196,7 +213,9 @@ def treats_lookups_as_drawn_from_p(monkeypatch):
 def continues_behind_eos(monkeypatch):
     monkeypatch.setattr("adaptive_pyramid.decoding.tiers._cut_after_eos", lambda verdict, eos: False)
     propose = ModelDrafter.propose
-    monkeypatch.setattr(ModelDrafter, "propose", lambda self, run, *args: propose(self, replace(run, eos=frozenset()), *args))
+    monkeypatch.setattr(
+        ModelDrafter, "propose", lambda self, run, *args: propose(self, replace(run, eos=frozenset()), *args)
+    )
 
 
 def forgets_to_roll_back(monkeypatch):
@@ -240,12 +259,16 @@ def test_all_that_can_happen_happened():
             happened["reject"] += verification.rejected
             happened["bonus"] += verification.emitted == verification.proposed + 1 > 1
             happened["relaxed"] += verification.relaxed > 0
-            happened["not relaxed"] += any(d > tau for d, tau in zip(verification.distance, [case.config.stage(verification.tier).tau] * 9))
+            happened["not relaxed"] += any(
+                d > tau for d, tau in zip(verification.distance, [case.config.stage(verification.tier).tau] * 9)
+            )
             happened["overshoot"] += verification.tier == 2 and verification.proposed > 2
         happened["eos"] += decoding.finish_reason == "eos"
         happened["clip"] += decoding.finish_reason == "length" and blocks[-1].verifications[-1].proposed < 3
 
     case = CASES["EOS"]
-    sampled_outputs(toy_decoder(case.tiers), case.config.with_stage(2, length=2), case.method, 300, on_finish=watch, **case.request)
+    sampled_outputs(
+        toy_decoder(case.tiers), case.config.with_stage(2, length=2), case.method, 300, on_finish=watch, **case.request
+    )
     assert all(happened.values()), happened
     assert 0.2 < accepted / tested < 0.95

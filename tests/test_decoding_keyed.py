@@ -26,8 +26,10 @@ def random_configs(n_tiers: int, seed: int, bottom_only: tuple[int, ...] = ()):
     routes = [route for route in all_routes(n_tiers) if not set(route[1:]) & set(bottom_only)]
 
     def choose(blocks) -> PyramidConfig:
-        stages = tuple(StageConfig(rng.choice((1, 2, 3, 4, 8)), rng.choice((0, 0.1, 0.4)), rng.choice((None, None, 0.7)))
-                       for _ in range(n_tiers - 1))
+        stages = tuple(
+            StageConfig(rng.choice((1, 2, 3, 4, 8)), rng.choice((0, 0.1, 0.4)), rng.choice((None, None, 0.7)))
+            for _ in range(n_tiers - 1)
+        )
         return PyramidConfig(stages, rng.choice(routes))
 
     return ChosenControl(choose)
@@ -39,7 +41,7 @@ def test_seeded_sampling_equals_plain_sampling_with_the_same_noise(arch):
     pyramid = AdaptivePyramid(family)
     happened, tested, accepted = Counter(), 0, 0
     for seed in range(9):
-        eos = [EOS, 5, 20 + seed] if seed % 3 else None   # some texts must reach their length, whatever the model likes
+        eos = [EOS, 5, 20 + seed] if seed % 3 else None  # some texts must reach their length, whatever the model likes
         expected = reference_ids(family[-1], PROMPT, seed, eos_token_id=eos, **SETTINGS)
         out = pyramid.generate(PROMPT, seed=seed, eos_token_id=eos, control=random_configs(3, seed), **SETTINGS)
         assert out.ids == expected
@@ -50,8 +52,11 @@ def test_seeded_sampling_equals_plain_sampling_with_the_same_noise(arch):
                 happened["accept"] += v.accepted > 0
                 happened["reject"] += v.rejected
                 happened["bonus"] += v.emitted == v.proposed + 1 > 1
-            happened["clip"] += len(block.config.route) > 1 and block.position + block.tokens == 24 \
+            happened["clip"] += (
+                len(block.config.route) > 1
+                and block.position + block.tokens == 24
                 and block.verifications[-1].proposed < block.config.stages[-1].length
+            )
     assert all(happened[what] for what in ("eos", "length", "accept", "reject", "bonus", "clip")), happened
     assert 0.2 < accepted / tested < 0.95
 
@@ -71,24 +76,48 @@ def test_any_rule_below_a_matching_target(lower):
 
 def test_neither_draft_nor_control_nor_history_changes_a_seeded_text():
     target = graded_family("llama", 2)[1]
-    drafts = [graded_family("llama", 2)[0], tiny_model("llama", seed=9), tiny_model("gpt2", seed=3), target, Lookup(3, 1)]
+    drafts = [
+        graded_family("llama", 2)[0],
+        tiny_model("llama", seed=9),
+        tiny_model("gpt2", seed=3),
+        target,
+        Lookup(3, 1),
+    ]
     expected = reference_ids(target, PROMPT, 7, eos_token_id=EOS, **SETTINGS)
     for draft in drafts:
         pyramid = AdaptivePyramid([draft, target])
         for control in ("auto", "fixed", random_configs(2, 1)):
             assert pyramid.generate(PROMPT, seed=7, control=control, eos_token_id=EOS, **SETTINGS).ids == expected
-            pyramid.generate(PROMPT[::-1], seed=8, control=control, eos_token_id=EOS, **SETTINGS)   # another text in the caches
+            pyramid.generate(
+                PROMPT[::-1], seed=8, control=control, eos_token_id=EOS, **SETTINGS
+            )  # another text in the caches
     assert AdaptivePyramid([target]).generate(PROMPT, seed=7, eos_token_id=EOS, **SETTINGS).ids == expected
     assert AdaptivePyramid([drafts[0], target]).generate(PROMPT, seed=6, eos_token_id=EOS, **SETTINGS).ids != expected
 
 
-@pytest.mark.parametrize("processing", [
-    {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 20, "eos_token_id": list(range(40, 50))}, {"bad_words_ids": [*([i] for i in range(4, 20)), [30, 31], [10, 11]]},
-    {"typical_p": 0.8}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.05}, {"min_p": 0.1}, {"suppress_tokens": list(range(4, 40))},
-    {"begin_suppress_tokens": list(range(20, 64))}, {"sequence_bias": [[[8], 2.0], [[10, 11], -3.0]]},
-    {"exponential_decay_length_penalty": (5, 1.5)}, {"encoder_repetition_penalty": 1.5}, {"forced_eos_token_id": EOS},
-    {"renormalize_logits": True, "temperature": 1.3}, {"encoder_no_repeat_ngram_size": 1}, {"top_h": 0.6},
-], ids=lambda processing: next(iter(processing)))
+@pytest.mark.parametrize(
+    "processing",
+    [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 20, "eos_token_id": list(range(40, 50))},
+        {"bad_words_ids": [*([i] for i in range(4, 20)), [30, 31], [10, 11]]},
+        {"typical_p": 0.8},
+        {"epsilon_cutoff": 0.05},
+        {"eta_cutoff": 0.05},
+        {"min_p": 0.1},
+        {"suppress_tokens": list(range(4, 40))},
+        {"begin_suppress_tokens": list(range(20, 64))},
+        {"sequence_bias": [[[8], 2.0], [[10, 11], -3.0]]},
+        {"exponential_decay_length_penalty": (5, 1.5)},
+        {"encoder_repetition_penalty": 1.5},
+        {"forced_eos_token_id": EOS},
+        {"renormalize_logits": True, "temperature": 1.3},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"top_h": 0.6},
+    ],
+    ids=lambda processing: next(iter(processing)),
+)
 def test_every_processor_sees_the_right_prefix_in_every_tier(processing):
     family = graded_family("llama", 3)
     pyramid = AdaptivePyramid(family)
@@ -115,4 +144,6 @@ def test_exact_sampling_is_reproducible_with_a_fixed_config_and_private():
     assert texts[0] == texts[1] != texts[2]
     unseeded = [pyramid.generate(PROMPT, **SETTINGS) for _ in range(2)]
     assert unseeded[0].ids != unseeded[1].ids
-    assert pyramid.generate(PROMPT, seed=unseeded[0].seed, **SETTINGS).ids == unseeded[0].ids   # the reported seed is the real one
+    assert (
+        pyramid.generate(PROMPT, seed=unseeded[0].seed, **SETTINGS).ids == unseeded[0].ids
+    )  # the reported seed is the real one

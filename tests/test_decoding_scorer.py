@@ -16,7 +16,7 @@ from tiny import ARCHITECTURES, graded_family, tiny_model
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.scorer import Scorer
-from adaptive_pyramid.decoding.tokens import Sequence, Tokens
+from adaptive_pyramid.decoding.tokens import Tokens, TokenSequence
 from adaptive_pyramid.request import GenerationRequest
 
 torch.set_num_threads(1)
@@ -39,38 +39,40 @@ def test_logits_equal_a_fresh_forward_on_any_walk(arch):
 
     with torch.inference_mode():
         scorer = Scorer.alone(model)
-        texts = [Sequence([4, 5, 6]), Sequence([4, 5, 4])]
+        texts = [TokenSequence([4, 5, 6]), TokenSequence([4, 5, 4])]
         for _ in range(120):
             text = rng.choice(texts) if rng.random() < 0.2 else texts[0]
             known = len(text)
             if rng.random() < 0.5:
-                text.ids += some(5)                       # what a middle tier has emitted so far
+                text.ids += some(5)  # what a middle tier has emitted so far
             drafted = Tokens(some(5) if rng.random() < 0.7 else [])
             last = rng.randint(1, len(drafted) + 1)
             assert_equal(model, scorer, text, drafted, last)
-            for _ in range(rng.randint(0, 3)):            # the drafting loop: one more token on the same tail
+            for _ in range(rng.randint(0, 3)):  # the drafting loop: one more token on the same tail
                 drafted.append(torch.tensor(some(1)))
                 assert_equal(model, scorer, text, drafted, 1)
             del text.ids[known:]
             if rng.random() < 0.6:
                 text.accept(some(4))
             if len(text) > 40:
-                texts[texts.index(text)] = Sequence(text.ids[: rng.randint(1, 20)] + some(2))
+                texts[texts.index(text)] = TokenSequence(text.ids[: rng.randint(1, 20)] + some(2))
 
 
 def test_a_cache_that_outgrows_its_room_keeps_what_it_holds():
     model = tiny_model("llama")
     scorer, rng = Scorer.alone(model), random.Random(0)
-    text = Sequence([rng.randrange(4, 60) for _ in range(240)])
+    text = TokenSequence([rng.randrange(4, 60) for _ in range(240)])
     with torch.inference_mode():
-        for _ in range(8):      # the first room is for half as much again as the first text
+        for _ in range(8):  # the first room is for half as much again as the first text
             assert_equal(model, scorer, text, Tokens([rng.randrange(4, 60) for _ in range(20)]), 21)
             text.accept(rng.randrange(4, 60) for _ in range(25))
 
 
-def assert_equal(model, scorer: Scorer, text: Sequence, drafted: Tokens, last: int) -> None:
+def assert_equal(model, scorer: Scorer, text: TokenSequence, drafted: Tokens, last: int) -> None:
     logits = scorer.logits(text, drafted, last)
-    torch.testing.assert_close(logits, fresh_logits(model, text.ids + drafted.tensor().tolist(), last), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        logits, fresh_logits(model, text.ids + drafted.tensor().tolist(), last), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_every_tier_proposes_what_its_model_says():
@@ -85,7 +87,11 @@ def test_every_tier_proposes_what_its_model_says():
         seen_by(proposer, seen)
     rng = random.Random(1)
     while not decoding.finished:
-        block = decoding.step(PyramidConfig.simple([rng.choice((1, 2, 5)), rng.choice((2, 6))], route=rng.choice([(0, 1, 2), (0, 2), (1, 2)])))
+        block = decoding.step(
+            PyramidConfig.simple(
+                [rng.choice((1, 2, 5)), rng.choice((2, 6))], route=rng.choice([(0, 1, 2), (0, 2), (1, 2)])
+            )
+        )
         refused += sum(v.rejected for v in block.stats.verifications)
     assert refused > 5 and len(seen) > 10
     for tier, context, proposed in seen:
@@ -109,7 +115,7 @@ def test_cost_of_a_forward_does_not_grow_with_what_is_cached():
     """Only new ids are read, and verified ids are compared once: the scan restarts at what is known to agree."""
     model = tiny_model("llama")
     scorer = Scorer.alone(model)
-    text = Sequence(list(range(4, 34)) * 10)
+    text = TokenSequence(list(range(4, 34)) * 10)
     with counted_forwards([model]) as (_, read), torch.inference_mode():
         scorer.logits(text, Tokens(), 1)
         assert read[0] == 300
@@ -122,7 +128,7 @@ def test_cost_of_a_forward_does_not_grow_with_what_is_cached():
                 return super().__getitem__(index)
 
         text.accept([4])
-        scorer.logits(text, Tokens(), 1)          # everything cached is compared here, and then never again
+        scorer.logits(text, Tokens(), 1)  # everything cached is compared here, and then never again
         text.ids = Counting(text.ids)
         for step in range(20):
             text.accept([5 + step])
@@ -134,13 +140,13 @@ def test_cost_of_a_forward_does_not_grow_with_what_is_cached():
 def test_nothing_is_read_twice_after_a_full_acceptance_or_a_refusal():
     model = tiny_model("gpt2")
     scorer = Scorer.alone(model)
-    text = Sequence([4, 5, 6])
+    text = TokenSequence([4, 5, 6])
     with counted_forwards([model]) as (_, read), torch.inference_mode():
         scorer.logits(text, Tokens([7, 8]), 3)
         text.accept([7, 8, 9])
-        scorer.logits(text, Tokens([10, 11]), 3)       # 9, 10, 11
+        scorer.logits(text, Tokens([10, 11]), 3)  # 9, 10, 11
         assert read[0] == 5 + 3
         text.accept([12])
-        scorer.logits(text, Tokens([13]), 2)           # 12, 13: both drafts were refused
+        scorer.logits(text, Tokens([13]), 2)  # 12, 13: both drafts were refused
         assert read[0] == 5 + 3 + 2
-        assert scorer.reusable(Sequence([4, 5, 6, 7, 8, 9, 50])) == 6
+        assert scorer.reusable(TokenSequence([4, 5, 6, 7, 8, 9, 50])) == 6

@@ -34,7 +34,10 @@ def decoded(decoder: PyramidDecoder, asked: GenerationRequest, configs, method="
 
 
 def random_stages(rng: random.Random, n: int) -> tuple[StageConfig, ...]:
-    return tuple(StageConfig(rng.choice((1, 2, 3, 5, 8)), rng.choice((0, 0, 0.3)), rng.choice((None, None, 0.6))) for _ in range(n))
+    return tuple(
+        StageConfig(rng.choice((1, 2, 3, 5, 8)), rng.choice((0, 0, 0.3)), rng.choice((None, None, 0.6)))
+        for _ in range(n)
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -52,8 +55,11 @@ def test_greedy_equals_generate_with_any_number_of_tiers(arch, n_tiers):
         for eos in ((), (reference[14],), (reference[6], EOS)):
             expected = reference_ids(family[-1], prompt, max_new_tokens=24, eos_token_id=list(eos) or None)
             with counted_forwards(family) as (passes, read):
-                ids, blocks = decoded(decoder, request(24, eos, prompt),
-                                      lambda _: PyramidConfig(random_stages(rng, n_tiers - 1), rng.choice(routes)))
+                ids, blocks = decoded(
+                    decoder,
+                    request(24, eos, prompt),
+                    lambda _: PyramidConfig(random_stages(rng, n_tiers - 1), rng.choice(routes)),
+                )
             assert ids == expected
             happened["eos"] += ids[-1] in eos
             for block in blocks:
@@ -62,7 +68,10 @@ def test_greedy_equals_generate_with_any_number_of_tiers(arch, n_tiers):
                     happened["accept"] += v.accepted > 0
                     happened["reject"] += v.rejected
                     happened["bonus"] += v.emitted == v.proposed + 1 > 1
-            happened["clip"] += len(blocks[-1].config.route) > 1 and blocks[-1].verifications[-1].proposed < blocks[-1].config.stages[-1].length
+            happened["clip"] += (
+                len(blocks[-1].config.route) > 1
+                and blocks[-1].verifications[-1].proposed < blocks[-1].config.stages[-1].length
+            )
     if n_tiers > 1:
         assert all(happened[what] for what in ("eos", "accept", "reject", "bonus", "clip")), happened
         assert 0.2 < accepted / tested < 0.95
@@ -102,7 +111,7 @@ def test_every_route_of_three_tiers_by_itself():
         used = {tier for entry in route for tier in (entry if isinstance(entry, tuple) else (entry,))}
         assert set(passes) <= used
         if ((0, 1), 2) == route:
-            assert 1 not in passes     # a model never abstains while it can read the text
+            assert 1 not in passes  # a model never abstains while it can read the text
 
 
 def test_lookup_falls_through_to_a_model():
@@ -111,7 +120,9 @@ def test_lookup_falls_through_to_a_model():
     decoder = PyramidDecoder([Lookup(3, 2), *family])
     prompt = [5, 6, 7, 8, 9, 5, 6, 7]
     expected = reference_ids(family[-1], prompt, max_new_tokens=40, eos_token_id=None)
-    ids, blocks = decoded(decoder, request(40, prompt=prompt), lambda _: PyramidConfig.simple([3, 3], route=((0, 1), 2)))
+    ids, blocks = decoded(
+        decoder, request(40, prompt=prompt), lambda _: PyramidConfig.simple([3, 3], route=((0, 1), 2))
+    )
     assert ids == expected
     assert {v.proposer for block in blocks for v in block.verifications if v.proposed} == {0, 1}
 
@@ -129,14 +140,18 @@ def test_vertical_cascade():
     for v in (v for block in blocks for v in block.verifications):
         accepted[v.proposer] += v.accepted
     assert all(accepted[tier] for tier in (0, 1, 2)), "every tier's proposals were of some use"
-    assert set(origin for block in blocks for origin in block.origins) >= {0, 1, 3}
+    assert {origin for block in blocks for origin in block.origins} >= {0, 1, 3}
 
 
 @pytest.mark.parametrize("how", ["greedy", "sampled"])
 def test_tiers_of_different_dtypes(how):
     family = graded_family("llama", 3)
     tiers = [family[0].float(), family[1].to(torch.bfloat16), family[2]]
-    settings = {"max_new_tokens": 24, "eos_token_id": None, **({"do_sample": True, "top_k": 30} if how == "sampled" else {})}
+    settings = {
+        "max_new_tokens": 24,
+        "eos_token_id": None,
+        **({"do_sample": True, "top_k": 30} if how == "sampled" else {}),
+    }
     expected = reference_ids(family[2], PROMPT, 5, **settings)
     out = AdaptivePyramid(tiers).generate(PROMPT, config=PyramidConfig.simple([3, 4]), seed=5, **settings)
     assert out.ids == expected
@@ -218,7 +233,9 @@ def test_counters_add_up_with_hooks_on_the_models():
     control = ChosenControl(lambda blocks: PyramidConfig(random_stages(rng, 2), rng.choice(all_routes(3))))
     for seed in range(4):
         with counted_forwards(family) as (passes, read):
-            out = pyramid.generate(PROMPT, control=control, seed=seed, do_sample=seed % 2 == 1, max_new_tokens=40, eos_token_id=EOS)
+            out = pyramid.generate(
+                PROMPT, control=control, seed=seed, do_sample=seed % 2 == 1, max_new_tokens=40, eos_token_id=EOS
+            )
         check_identities(out.stats, out.ids, 3, passes, read)
 
 
@@ -226,11 +243,13 @@ def test_counters_add_up_with_hooks_on_the_models():
 def test_rollback_at_any_depth(arch):
     """A draft that is refused again and again beyond the window: caches are cropped by 1 .. 8 tokens many times in a row."""
     target = tiny_model(arch)
-    drafts = [perturbed(target, 0.5, seed) for seed in range(2)]     # hopeless: almost everything is refused
+    drafts = [perturbed(target, 0.5, seed) for seed in range(2)]  # hopeless: almost everything is refused
     decoder = PyramidDecoder([*drafts, target])
-    prompt = [4 + i % 20 for i in range(20)]                         # beyond the window of 6
+    prompt = [4 + i % 20 for i in range(20)]  # beyond the window of 6
     expected = reference_ids(target, prompt, max_new_tokens=24, eos_token_id=None)
-    ids, blocks = decoded(decoder, request(24, prompt=prompt), lambda i: PyramidConfig.simple([1 + i % 8, 1 + (5 * i) % 8]))
+    ids, blocks = decoded(
+        decoder, request(24, prompt=prompt), lambda i: PyramidConfig.simple([1 + i % 8, 1 + (5 * i) % 8])
+    )
     assert ids == expected
     assert sum(v.proposed - v.accepted for block in blocks for v in block.verifications) > 40
 
@@ -240,10 +259,13 @@ def test_a_lookup_that_was_not_asked_is_looked_at_all_the_same():
     family = graded_family("llama", 2)
     prompt = [4, 5, 6, 7] * 3
     pyramid = AdaptivePyramid([Lookup(3, 1), *family])
-    keywords = dict(max_new_tokens=60, eos_token_id=None, do_sample=False)
-    alone, asked = (pyramid.generate(prompt, config=PyramidConfig.simple([1, 16], route=route), **keywords) for route in ((2,), (0, 2)))
+    keywords = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
+    alone, asked = (
+        pyramid.generate(prompt, config=PyramidConfig.simple([1, 16], route=route), **keywords)
+        for route in ((2,), (0, 2))
+    )
     assert alone.ids == asked.ids
-    shadows = {block.position: block.shadows[0] for block in alone.stats.blocks}   # one per token
+    shadows = {block.position: block.shadows[0] for block in alone.stats.blocks}  # one per token
     hits = 0
     for block in asked.stats.blocks:
         assert block.shadows == (), "the target asked it"
@@ -253,7 +275,9 @@ def test_a_lookup_that_was_not_asked_is_looked_at_all_the_same():
         assert (shadow.accepted, shadow.tested) == (min(1, verification.accepted), min(1, verification.proposed))
         hits += shadow.accepted
     chain = pyramid.generate(prompt, config=PyramidConfig.simple([4, 8]), **keywords)
-    assert all(len(block.shadows) == 1 for block in chain.stats.blocks), "the target asked tier 1, which asked the lookup"
+    assert all(len(block.shadows) == 1 for block in chain.stats.blocks), (
+        "the target asked tier 1, which asked the lookup"
+    )
     assert hits > 3
 
 

@@ -29,18 +29,36 @@ def within(drift: list[float], budget: float) -> bool:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    n_tiers=st.integers(2, 4), world=st.integers(0, 5), method=st.sampled_from(RELAXED), seed=st.integers(0, 10**6),
-    budget=st.sampled_from([0.0, 1e-3, 0.02, 0.1, 0.3, 1.0]), tau=st.sampled_from([0.05, 0.3, 1.0, 5.0]), do_sample=st.booleans(),
-    eos=st.booleans(), new=st.integers(1, 40), temperature=st.sampled_from([0.5, 1.0]), top_k=st.sampled_from([0, 2]),
+    n_tiers=st.integers(2, 4),
+    world=st.integers(0, 5),
+    method=st.sampled_from(RELAXED),
+    seed=st.integers(0, 10**6),
+    budget=st.sampled_from([0.0, 1e-3, 0.02, 0.1, 0.3, 1.0]),
+    tau=st.sampled_from([0.05, 0.3, 1.0, 5.0]),
+    do_sample=st.booleans(),
+    eos=st.booleans(),
+    new=st.integers(1, 40),
+    temperature=st.sampled_from([0.5, 1.0]),
+    top_k=st.sampled_from([0, 2]),
 )
-def test_bucket_never_overdraws_at_any_prefix(n_tiers, world, method, seed, budget, tau, do_sample, eos, new, temperature, top_k):
+def test_bucket_never_overdraws_at_any_prefix(
+    n_tiers, world, method, seed, budget, tau, do_sample, eos, new, temperature, top_k
+):
     decoder = toy_decoder(toy_tables(n_tiers, (0.8,), seed=world))
     rng = random.Random(seed)
-    asked = toy_request(new, do_sample, seed, eos=(3,) if eos else (), **({"temperature": temperature, "top_k": top_k} if do_sample else {}))
+    asked = toy_request(
+        new,
+        do_sample,
+        seed,
+        eos=(3,) if eos else (),
+        **({"temperature": temperature, "top_k": top_k} if do_sample else {}),
+    )
     decoding = decoder.start(asked, method, budget)
     drift, blocks = [], []
     while not decoding.finished:
-        stages = tuple(StageConfig(rng.randint(1, 6), tau * rng.random(), rng.choice((None, 0.5))) for _ in range(n_tiers - 1))
+        stages = tuple(
+            StageConfig(rng.randint(1, 6), tau * rng.random(), rng.choice((None, 0.5))) for _ in range(n_tiers - 1)
+        )
         block = decoding.step(PyramidConfig(stages, rng.choice(all_routes(n_tiers))))
         drift += block.stats.drift
         blocks.append(block.stats)
@@ -95,7 +113,7 @@ def test_reported_drift_is_the_distance_of_the_law_from_the_targets(method, do_s
                     distance = 0.5 * np.abs(warped_law(p, **warping) - warped_law(s, **warping)).sum()
                 else:
                     distance = p.max() - p[ids[at + i]]
-                    assert d == pytest.approx(distance, abs=1e-5)     # whatever let the token through
+                    assert d == pytest.approx(distance, abs=1e-5)  # whatever let the token through
                 if i < block.stats.verifications[-1].accepted:
                     assert d == 0 or d == pytest.approx(distance, abs=1e-5)
                 else:
@@ -112,16 +130,30 @@ def noise_floor(law: dict, runs: int) -> float:
     return sum(0.5 * np.sqrt(2 * p * (1 - p) / (np.pi * runs)) for p in law.values())
 
 
-@pytest.mark.parametrize(("method", "taus", "budget"), [
-    (RELAXED[3], (0.25, 0.2), None), (RELAXED[3], (0.25, 1.0), 0.08), (Method("f", "fuzzy", "fuzzy", "tv"), (0.25, 0.2), None),
-    (RELAXED[1], (0.0, 0.3), None), ("psd_f", (0.05, 0.03), None), (Method("r", "relaxed", "fuzzy", "tv"), (0.3, 0.25), None),
-], ids=["relaxed", "budget", "fuzzy", "keyed", "psd_f", "relaxed under fuzzy"])
+@pytest.mark.parametrize(
+    ("method", "taus", "budget"),
+    [
+        (RELAXED[3], (0.25, 0.2), None),
+        (RELAXED[3], (0.25, 1.0), 0.08),
+        (Method("f", "fuzzy", "fuzzy", "tv"), (0.25, 0.2), None),
+        (RELAXED[1], (0.0, 0.3), None),
+        ("psd_f", (0.05, 0.03), None),
+        (Method("r", "relaxed", "fuzzy", "tv"), (0.3, 0.25), None),
+    ],
+    ids=["relaxed", "budget", "fuzzy", "keyed", "psd_f", "relaxed under fuzzy"],
+)
 def test_measured_total_variation_is_within_the_reported_bound(method, taus, budget):
     tables = toy_tables(3, (0.6, 0.5), seed=7)
     decoder, law, runs = toy_decoder(tables), exact_law(tables[-1]), 1200
     drifts = []
-    counts = sampled_outputs(decoder, PyramidConfig.simple([2, 3], taus), method, runs, drift_budget=budget,
-                             on_finish=lambda decoding, blocks: drifts.append(sum(d for block in blocks for d in block.drift)))
+    counts = sampled_outputs(
+        decoder,
+        PyramidConfig.simple([2, 3], taus),
+        method,
+        runs,
+        drift_budget=budget,
+        on_finish=lambda decoding, blocks: drifts.append(sum(d for block in blocks for d in block.drift)),
+    )
     bound, measured, floor = float(np.mean(drifts)), total_variation(counts, law), noise_floor(law, runs)
     assert 0.02 < bound < 0.9
     assert measured <= bound + NOISE_MARGIN * floor
@@ -135,11 +167,15 @@ def test_drift_of_zero_budget_and_of_lossless_methods_is_zero():
     expected = AdaptivePyramid(family[-1:]).generate([1, 10, 11], max_new_tokens=30, eos_token_id=None).ids
     config = PyramidConfig.simple([3, 4], [2.0, 2.0])
     for method, budget in (("pyramid", None), ("pyramid", 0.0), ("polybasic", None), (RELAXED[3], 0.0)):
-        out = AdaptivePyramid(family).generate([1, 10, 11], method=method, drift_budget=budget, config=config, max_new_tokens=30, eos_token_id=None)
+        out = AdaptivePyramid(family).generate(
+            [1, 10, 11], method=method, drift_budget=budget, config=config, max_new_tokens=30, eos_token_id=None
+        )
         assert out.ids == expected
         assert out.stats.drift == [0.0] * 30
         assert out.stats.certificate.startswith("drift 0")
-    drifted = AdaptivePyramid(family).generate([1, 10, 11], drift_budget=0.3, config=config, max_new_tokens=30, eos_token_id=None)
+    drifted = AdaptivePyramid(family).generate(
+        [1, 10, 11], drift_budget=0.3, config=config, max_new_tokens=30, eos_token_id=None
+    )
     assert drifted.ids != expected and 0 < drifted.stats.mean_drift <= 0.3
 
 
@@ -149,9 +185,11 @@ def test_a_text_cut_by_a_stop_string_keeps_the_promise():
     pyramid = AdaptivePyramid(family, tiny_tokenizer())
     config, cut = PyramidConfig.simple([8], [3.0]), 0
     for start in range(4, 24):
-        keywords = dict(max_new_tokens=24, eos_token_id=[EOS], drift_budget=0.2, config=config)
+        keywords = {"max_new_tokens": 24, "eos_token_id": [EOS], "drift_budget": 0.2, "config": config}
         whole = pyramid.generate([1, start, start + 1], **keywords)
-        out = pyramid.generate([1, start, start + 1], stop_strings=[tiny_tokenizer().decode(whole.ids[3:5])], **keywords)
+        out = pyramid.generate(
+            [1, start, start + 1], stop_strings=[tiny_tokenizer().decode(whole.ids[3:5])], **keywords
+        )
         assert within(out.stats.drift, 0.2) and len(out.stats.drift) == len(out.ids)
         assert out.stats.drift == whole.stats.drift[: len(out.ids)]
         last = out.stats.blocks[-1]
@@ -188,7 +226,9 @@ def test_budget_goes_with_methods_that_can_keep_one():
 
 def test_certificate_names_its_unit_and_says_when_it_is_vacuous():
     def stats(drift: list[float], unit: str) -> GenerationStats:
-        block = BlockStats(PyramidConfig.simple([1]), 0, 3, len(drift), 1.0, drift=tuple(drift), origins=(0,) * len(drift))
+        block = BlockStats(
+            PyramidConfig.simple([1]), 0, 3, len(drift), 1.0, drift=tuple(drift), origins=(0,) * len(drift)
+        )
         return GenerationStats([block], "fsd", drift_unit=unit)
 
     assert "0.3 in total variation over 2 tokens (0.15 per token)" in stats([0.1, 0.2], "total variation").certificate

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from recorded import synthetic
+from tiny import graded_family, tiny_tokenizer
 
 import adaptive_pyramid
 from adaptive_pyramid import AdaptivePyramid, PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
-from recorded import synthetic
-from tiny import graded_family, tiny_tokenizer
 from tuning.traces import TraceSet
 
 ROOT = Path(__file__).parent.parent
@@ -28,12 +28,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def folder(tmp_path_factory) -> Path:
     """A draft and a target on disk, a family of a lookup and both, and a profile of it."""
     folder = tmp_path_factory.mktemp("models")
-    for name, model in zip(("draft", "target"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=512)):
+    for name, model in zip(
+        ("draft", "target"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=512)
+    ):
         model.save_pretrained(folder / name)
         tiny_tokenizer().save_pretrained(folder / name)
     tiers = [{"name": "lookup", "lookup": True}, *({"name": name, "repo": name} for name in ("draft", "target"))]
     (folder / "mine.yaml").write_text(yaml.safe_dump({"name": "mine", "tiers": tiers}))
-    Profile("any", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4])).save(folder / "csqa.yaml")
+    Profile(
+        "any", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4])
+    ).save(folder / "csqa.yaml")
     return folder
 
 
@@ -43,13 +47,17 @@ def run_example(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
         return capsys.readouterr().out
+
     return run
 
 
 def test_blocks_by_hand(folder, run_example):
     out = run_example("by_hand.py", "--family", folder / "mine.yaml", "--tokens", 20)
     lines = re.findall(r"0>1>2 l=(\d+),(\d+)  (\d+) tokens  drafted by tier \((.*)\)", out)
-    assert sum(int(tokens) for *_, tokens, _ in lines) <= 20 and len({lengths for *lengths, _, _ in map(list, lines) for lengths in [tuple(lengths)]}) > 1
+    assert (
+        sum(int(tokens) for *_, tokens, _ in lines) <= 20
+        and len({lengths for *lengths, _, _ in map(list, lines) for lengths in [tuple(lengths)]}) > 1
+    )
 
 
 def test_overhead(folder, run_example):
@@ -67,9 +75,17 @@ def test_readme_code(folder, monkeypatch, recwarn):
     monkeypatch.chdir(folder)
     family = graded_family("llama", 3, dtype=torch.float32)
     loaded = AdaptivePyramid.from_family(str(folder / "mine.yaml"))
-    monkeypatch.setattr(AdaptivePyramid, "from_family", lambda name, **keywords: loaded if name == "smollm2-135m" else pytest.fail(name))
-    names = {"Lookup": Lookup, "draft": family[0], "qualifier": family[1], "target": family[2], "PyramidConfig": PyramidConfig,
-             "config": PyramidConfig.simple([2, 2])}
+    monkeypatch.setattr(
+        AdaptivePyramid, "from_family", lambda name, **keywords: loaded if name == "smollm2-135m" else pytest.fail(name)
+    )
+    names = {
+        "Lookup": Lookup,
+        "draft": family[0],
+        "qualifier": family[1],
+        "target": family[2],
+        "PyramidConfig": PyramidConfig,
+        "config": PyramidConfig.simple([2, 2]),
+    }
     first, models, stepping = blocks_of("python")
     exec(first.replace("max_new_tokens=100", "max_new_tokens=10"), names)
     assert len(names["out"].ids) <= 10
@@ -99,11 +115,28 @@ def test_never_slower(folder, run_example):
 
 
 def test_drift_table(folder, run_example, monkeypatch):
-    load = AdaptivePyramid.from_family   # on tiny models control finds nothing that pays, and so nothing that drifts
-    monkeypatch.setattr(AdaptivePyramid, "from_family", lambda name: load(name, control="fixed", config=PyramidConfig.simple([2, 4], [0, 3.0])))
-    out = run_example("drift_table.py", "--family", folder / "mine.yaml", "--tasks", "csqa", "--budgets", 0, 0.5, "--questions", 2, "--tokens", 20)
+    load = AdaptivePyramid.from_family  # on tiny models control finds nothing that pays, and so nothing that drifts
+    monkeypatch.setattr(
+        AdaptivePyramid,
+        "from_family",
+        lambda name: load(name, control="fixed", config=PyramidConfig.simple([2, 4], [0, 3.0])),
+    )
+    out = run_example(
+        "drift_table.py",
+        "--family",
+        folder / "mine.yaml",
+        "--tasks",
+        "csqa",
+        "--budgets",
+        0,
+        0.5,
+        "--questions",
+        2,
+        "--tokens",
+        20,
+    )
     rows = [line.split("│") for line in out.splitlines() if line.startswith(("│ 0 ", "│ 0.5 "))]
-    drift = [float(cells[5]) for cells in rows]   # greedy without and with a budget, sampling without and with
+    drift = [float(cells[5]) for cells in rows]  # greedy without and with a budget, sampling without and with
     assert drift[0] == drift[2] == 0.0 and drift[1] <= 0.5 and 0 < drift[3] <= 0.5
     assert float(rows[0][7]) == 1.0, "without a budget the answers are the target's own"
 
@@ -112,18 +145,43 @@ def test_control_table(tmp_path, run_example):
     traces = synthetic(4, tiers=2, n=40)
     mixed = [dataclasses.replace(trace, task=task) for trace, task in zip(traces, ("a", "b", "a", "b"))]
     TraceSet(traces.header, mixed).save(tmp_path / "traces.npz")
-    out = run_example("control_table.py", "--traces", tmp_path / "traces.npz", "--seeds", 1, "--agreement", 0.9, "--out", tmp_path / "table.md")
+    out = run_example(
+        "control_table.py",
+        "--traces",
+        tmp_path / "traces.npz",
+        "--seeds",
+        1,
+        "--agreement",
+        0.9,
+        "--out",
+        tmp_path / "table.md",
+    )
     assert "| | a | b | mixed |" in out and (tmp_path / "table.md").read_text() in out
-    rows = {line.split("|")[1].strip(): [float(cell.split()[0]) for cell in line.split("|")[2:5]] for line in out.splitlines()
-            if line.startswith(("| planner", "| ucb1", "| Hugging Face"))}
+    rows = {
+        line.split("|")[1].strip(): [float(cell.split()[0]) for cell in line.split("|")[2:5]]
+        for line in out.splitlines()
+        if line.startswith(("| planner", "| ucb1", "| Hugging Face"))
+    }
     assert len(rows) == 5 and all(0.2 < share < 1.5 for row in rows.values() for share in row)
 
 
 def test_prior_help(tmp_path, run_example):
     for seed, name in enumerate(("one", "other")):
         traces = synthetic(4, tiers=3, n=30, seed=seed)
-        TraceSet(traces.header, [dataclasses.replace(trace, task="a") for trace in traces]).save(tmp_path / f"{name}.npz")
-    out = run_example("prior_help.py", "--prior", tmp_path / "one.npz", "--objective", tmp_path / "other.npz", "--seeds", 1, "--trials", 3)
+        TraceSet(traces.header, [dataclasses.replace(trace, task="a") for trace in traces]).save(
+            tmp_path / f"{name}.npz"
+        )
+    out = run_example(
+        "prior_help.py",
+        "--prior",
+        tmp_path / "one.npz",
+        "--objective",
+        tmp_path / "other.npz",
+        "--seeds",
+        1,
+        "--trials",
+        3,
+    )
     (cells,) = (line.split("│") for line in out.splitlines() if line.startswith("│ a "))
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in cells[2:5]) and 0.5 < float(cells[5]) <= 1.0
 
@@ -131,7 +189,18 @@ def test_prior_help(tmp_path, run_example):
 def test_prior_help_by_the_clock(folder, tmp_path, run_example):
     traces = synthetic(4, tiers=3, n=30, seed=0)
     TraceSet(traces.header, [dataclasses.replace(trace, task="gsm8k") for trace in traces]).save(tmp_path / "one.npz")
-    arguments = ("--prior", tmp_path / "one.npz", "--family", folder / "mine.yaml", "--seeds", 1, "--trials", 2, "--tokens", 6)
+    arguments = (
+        "--prior",
+        tmp_path / "one.npz",
+        "--family",
+        folder / "mine.yaml",
+        "--seeds",
+        1,
+        "--trials",
+        2,
+        "--tokens",
+        6,
+    )
     out = run_example("prior_help_clock.py", *arguments, "--questions", 2)
     rows = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines() if line.startswith("│")}
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in rows["trials"])
@@ -143,8 +212,14 @@ def test_prior_help_by_the_clock(folder, tmp_path, run_example):
 
 
 def test_profile_check(folder, run_example):
-    tuned = Profile("csqa", str(folder / "mine.yaml"), ("lookup", "draft", "target"), "pyramid", PyramidConfig.simple([2, 4]),
-                    study={"questions": 90, "seed": 0, "max_new_tokens": 6})
+    tuned = Profile(
+        "csqa",
+        str(folder / "mine.yaml"),
+        ("lookup", "draft", "target"),
+        "pyramid",
+        PyramidConfig.simple([2, 4]),
+        study={"questions": 90, "seed": 0, "max_new_tokens": 6},
+    )
     tuned.save(folder / "tuned.yaml")
     with pytest.raises(SystemExit) as ended:
         run_example("profile_check.py", folder / "tuned.yaml", "--questions", 2, "--tokens", 6)

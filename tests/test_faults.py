@@ -11,11 +11,25 @@ import pytest
 import torch
 from engine import ChosenControl, reference_ids
 from tiny import (
-    ARCHITECTURES, BOS, EOS, GPT2_POSITIONS, PAD, VOCAB, WINDOW, graded_family, perturbed, tiny_model, tiny_tokenizer,
+    ARCHITECTURES,
+    BOS,
+    GPT2_POSITIONS,
+    PAD,
+    VOCAB,
+    WINDOW,
+    graded_family,
+    perturbed,
+    tiny_model,
+    tiny_tokenizer,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    AutoModel, OpenAIGPTConfig, OpenAIGPTLMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration,
+    AutoModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -50,7 +64,9 @@ def pyramid_of(models_, **keywords) -> AdaptivePyramid:
 
 def test_one_token_prompt(family):
     for token in (BOS, 4, 40):
-        assert pyramid_of(family).generate([token], max_new_tokens=12).ids == reference_ids(family[-1], [token], max_new_tokens=12)
+        assert pyramid_of(family).generate([token], max_new_tokens=12).ids == reference_ids(
+            family[-1], [token], max_new_tokens=12
+        )
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
@@ -84,7 +100,13 @@ def test_eos_inside_a_block(family):
             out = pyramid.generate([BOS, start], max_new_tokens=20, eos_token_id=eos)
             assert out.ids == expected and out.finish_reason == "eos"
             last = out.stats.blocks[-1].verifications[-1]
-            places.add("accepted" if last.emitted == last.accepted else "bonus" if last.accepted == last.proposed else "correction")
+            places.add(
+                "accepted"
+                if last.emitted == last.accepted
+                else "bonus"
+                if last.accepted == last.proposed
+                else "correction"
+            )
         if len(places) == 3:
             break
     assert places == {"accepted", "bonus", "correction"}
@@ -104,7 +126,7 @@ def test_sliding_window_survives_repeated_rollbacks_beyond_the_window(arch):
     target = tiny_model(arch)
     pyramid = pyramid_of([perturbed(target, 0.4, 1), perturbed(target, 0.2, 2), target])
     prompt = [4 + i % 30 for i in range(5 * WINDOW)]
-    for new in (3 * WINDOW, 2 * WINDOW):        # and then on top of a warm cache
+    for new in (3 * WINDOW, 2 * WINDOW):  # and then on top of a warm cache
         out = pyramid.generate(prompt, max_new_tokens=new, eos_token_id=None)
         assert out.ids == reference_ids(target, prompt, max_new_tokens=new, eos_token_id=None)
         assert sum(stage.rejected for stage in out.stats.stages) > new / 4
@@ -121,9 +143,19 @@ def widened(model, vocab: int):
 
 
 @pytest.mark.parametrize("sampling", [False, True])
-@pytest.mark.parametrize(("arch", "vocabularies"), [
-    ("llama", (104, 100)), ("llama", (100, 104)), ("llama", (104, 100, 104)), ("llama", (100, 104, 100)), ("llama", (104, 104, 100)),
-    ("llama", (100, 100, 104)), ("gpt2", (104, 100)), ("gpt2", (100, 104))])
+@pytest.mark.parametrize(
+    ("arch", "vocabularies"),
+    [
+        ("llama", (104, 100)),
+        ("llama", (100, 104)),
+        ("llama", (104, 100, 104)),
+        ("llama", (100, 104, 100)),
+        ("llama", (104, 104, 100)),
+        ("llama", (100, 100, 104)),
+        ("gpt2", (104, 100)),
+        ("gpt2", (100, 104)),
+    ],
+)
 def test_padded_vocabularies(arch, vocabularies, sampling):
     base = graded_family(arch, len(vocabularies), vocab_size=100)
     tiers = [model if vocab == 100 else widened(model, vocab) for model, vocab in zip(base, vocabularies)]
@@ -147,7 +179,9 @@ def test_an_id_that_a_tier_cannot_embed_removes_it_from_the_route():
     assert any("tier 0 left the route" in note and "vocabulary of 100" in note for note in out.stats.notes)
     first = out.ids.index(102)
     assert all(block.config.route == (1,) for block in out.stats.blocks if block.position > first)
-    assert pyramid.generate(PROMPT, max_new_tokens=4, eos_token_id=None).stats.notes == []      # the next text may use it again
+    assert (
+        pyramid.generate(PROMPT, max_new_tokens=4, eos_token_id=None).stats.notes == []
+    )  # the next text may use it again
     with pytest.raises(ValueError, match="prompt ids must lie in"):
         pyramid.generate([1, 104])
     assert pyramid.generate([1, 103], max_new_tokens=3).stats.blocks[0].config.route == (1,)
@@ -171,11 +205,22 @@ def test_rows_and_padding_do_not_touch_each_other(family):
     ids = torch.tensor([[PAD, PAD, PAD, 40, 41], [1, 10, 11, 12, 13]])
     mask = ids.ne(PAD).long()
     out = pyramid_of(family).generate(ids, attention_mask=mask, pad_token_id=PAD, max_new_tokens=14)
-    assert out.sequences.tolist() == family[-1].generate(ids, attention_mask=mask, pad_token_id=PAD, max_new_tokens=14).tolist()
+    assert (
+        out.sequences.tolist()
+        == family[-1].generate(ids, attention_mask=mask, pad_token_id=PAD, max_new_tokens=14).tolist()
+    )
 
 
-@pytest.mark.parametrize("rule", [{"min_new_tokens": 9}, {"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"bad_words_ids": [[52], [20, 20]]}],
-                         ids=lambda rule: next(iter(rule)))
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"min_new_tokens": 9},
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[52], [20, 20]]},
+    ],
+    ids=lambda rule: next(iter(rule)),
+)
 def test_rules_on_the_text_so_far_see_the_right_prefix(family, rule):
     eos = reference_ids(family[-1], PROMPT, max_new_tokens=6, eos_token_id=None)[4:6]
     keywords = {"max_new_tokens": 20, "eos_token_id": eos, **rule}
@@ -194,13 +239,16 @@ def test_stop_string_across_two_tokens_of_one_block(family):
             pair = TOKENIZER.decode(text[at : at + 2])
             if len(pair) < 2 or any(token < 4 for token in text[: at + 2]):
                 continue
-            stop = pair[: len(pair) - 1] if len(pair) > 2 else pair      # a match may end inside a token
+            stop = pair[: len(pair) - 1] if len(pair) > 2 else pair  # a match may end inside a token
             out = pyramid.generate([BOS, start], max_new_tokens=16, eos_token_id=None, stop_strings=stop)
             whole = TOKENIZER.decode(text)
             assert out.text == whole[: whole.index(stop) + len(stop)]
             assert out.finish_reason == "stop_string"
             assert out.ids == text[: len(out.ids)] and TOKENIZER.decode(out.ids[:-1]).find(stop) == -1
-            assert "".join(pyramid.stream([BOS, start], max_new_tokens=16, eos_token_id=None, stop_strings=stop)) == out.text
+            assert (
+                "".join(pyramid.stream([BOS, start], max_new_tokens=16, eos_token_id=None, stop_strings=stop))
+                == out.text
+            )
             inside += out.stats.blocks[-1].verifications[-1].emitted > out.stats.blocks[-1].tokens
         if inside > 3:
             return
@@ -225,7 +273,7 @@ def test_seeds_are_private(llamas):
     np.random.seed(99)
     assert pyramid.generate(PROMPT, seed=1, **keywords).ids == texts[0]
     rows = pyramid.generate([PROMPT, PROMPT], seed=1, **keywords)
-    assert rows[0].ids == texts[0] and rows[1].ids == texts[2]          # row i draws with seed + i
+    assert rows[0].ids == texts[0] and rows[1].ids == texts[2]  # row i draws with seed + i
 
 
 def test_running_past_the_drafts_context():
@@ -240,19 +288,29 @@ def test_running_past_the_drafts_context():
         new = min(30, GPT2_POSITIONS - prompt_length + 1)
         out = pyramid.generate(prompt, max_new_tokens=new, eos_token_id=None)
         assert out.ids == reference_ids(target, prompt, max_new_tokens=new, eos_token_id=None)
-        left = [note for note in out.stats.notes if "tier 0 left the route" in note and "context of 24 tokens is full" in note]
+        left = [
+            note
+            for note in out.stats.notes
+            if "tier 0 left the route" in note and "context of 24 tokens is full" in note
+        ]
         assert len(left) == 1
         for block in out.stats.blocks:
             assert (block.config.route == (1,)) == (block.context > 24)
-    assert sum(stage.accepted for stage in pyramid.generate([4, 5], max_new_tokens=20, eos_token_id=None).stats.stages) > 0
+    assert (
+        sum(stage.accepted for stage in pyramid.generate([4, 5], max_new_tokens=20, eos_token_id=None).stats.stages) > 0
+    )
 
 
 def test_a_middle_tier_with_a_short_context_leaves_too():
     family = graded_family("gpt2", 3)
     middle = family[1]
     middle.config.n_positions = middle.config.max_position_embeddings = 20
-    middle.transformer.wpe = torch.nn.Embedding.from_pretrained(middle.transformer.wpe.weight[:20].detach(), freeze=True)
-    out = pyramid_of(family, config=PyramidConfig.simple([3, 8])).generate([4, 5, 6], max_new_tokens=50, eos_token_id=None)
+    middle.transformer.wpe = torch.nn.Embedding.from_pretrained(
+        middle.transformer.wpe.weight[:20].detach(), freeze=True
+    )
+    out = pyramid_of(family, config=PyramidConfig.simple([3, 8])).generate(
+        [4, 5, 6], max_new_tokens=50, eos_token_id=None
+    )
     assert out.ids == reference_ids(family[-1], [4, 5, 6], max_new_tokens=50, eos_token_id=None)
     assert {block.config.route for block in out.stats.blocks} == {(0, 1, 2), (0, 2)}
 
@@ -261,7 +319,9 @@ def test_the_targets_own_end_is_reached_and_not_passed():
     family = graded_family("gpt2", 2)
     prompt = [4 + i % 40 for i in range(GPT2_POSITIONS - 6)]
     with pytest.warns(UserWarning, match="generating at most 7"):
-        out = pyramid_of(family, config=PyramidConfig.simple([8])).generate(prompt, max_new_tokens=30, eos_token_id=None)
+        out = pyramid_of(family, config=PyramidConfig.simple([8])).generate(
+            prompt, max_new_tokens=30, eos_token_id=None
+        )
     assert out.ids == reference_ids(family[-1], prompt, max_new_tokens=7, eos_token_id=None)
     with pytest.raises(ValueError, match="has only 64 positions"):
         pyramid_of(family, config=PyramidConfig.simple([8])).generate([4] * (GPT2_POSITIONS + 1), max_new_tokens=2)
@@ -280,7 +340,9 @@ def test_a_draft_that_is_always_wrong_changes_nothing(family):
     stranger = tiny_model("llama", seed=77)
     for sampling in ({}, {"do_sample": True}):
         keywords = {"max_new_tokens": 16, "eos_token_id": None, **sampling}
-        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8]), control="fixed").generate(PROMPT, seed=1, **keywords)
+        out = AdaptivePyramid([stranger, family[-1]], config=PyramidConfig.simple([8]), control="fixed").generate(
+            PROMPT, seed=1, **keywords
+        )
         assert out.ids == reference_ids(family[-1], PROMPT, 1, **keywords)
 
 
@@ -295,7 +357,7 @@ def test_two_threads_share_a_pyramid(family):
         try:
             for index in indices:
                 texts[index] = pyramid.generate(prompts[index], max_new_tokens=12).ids
-        except Exception as error:       # an exception in a thread would go unseen
+        except Exception as error:  # an exception in a thread would go unseen
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(range(k, 8, 2),)) for k in range(2)]
@@ -354,7 +416,9 @@ def test_a_step_that_raised_can_be_repeated(llamas):
                 raise RuntimeError("no")
             return scores
 
-    decoding = PyramidDecoder(llamas).start(GenerationRequest(tuple(PROMPT), max_new_tokens=16, processors=[Sometimes()]))
+    decoding = PyramidDecoder(llamas).start(
+        GenerationRequest(tuple(PROMPT), max_new_tokens=16, processors=[Sometimes()])
+    )
     decoding.step(CONFIG)
     Sometimes.failing = True
     with pytest.raises(RuntimeError, match="no"):
@@ -385,7 +449,9 @@ def test_models_that_cannot_be_rolled_back_are_refused(llamas):
 def test_foreign_candidate_generators(llamas):
     target = llamas[-1]
     prompt = [5, 6, 7, 8] * 4
-    generator = PromptLookupCandidateGenerator(num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB)
+    generator = PromptLookupCandidateGenerator(
+        num_output_tokens=4, max_matching_ngram_size=2, max_length=200, vocab_size=VOCAB
+    )
     pyramid = pyramid_of([generator, llamas[1], target], config=PyramidConfig.simple([4, 4]))
     for sampling in ({}, {"do_sample": True, "top_k": 8}):
         keywords, accepted = {"max_new_tokens": 24, "eos_token_id": None, **sampling}, 0
@@ -406,18 +472,28 @@ def test_foreign_candidate_generators(llamas):
 def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
     """A lookup copies what it finds; banned words, min_new_tokens and top_k hold whatever tau allows."""
     prompt = [5, 6, 7, 8] * 5
-    keywords = {"max_new_tokens": 16, "bad_words_ids": [[7]], "eos_token_id": 8, "min_new_tokens": 12,
-                **({} if how == "greedy" else {"do_sample": True, "top_k": 5, "temperature": 2.0})}
-    method = {"greedy": Method("loose", "fuzzy", "fuzzy"), "sampled": Method("loose", "exact", "relaxed"),
-              "keyed": Method("loose", "fuzzy", "fuzzy")}[how]
+    keywords = {
+        "max_new_tokens": 16,
+        "bad_words_ids": [[7]],
+        "eos_token_id": 8,
+        "min_new_tokens": 12,
+        **({} if how == "greedy" else {"do_sample": True, "top_k": 5, "temperature": 2.0}),
+    }
+    method = {
+        "greedy": Method("loose", "fuzzy", "fuzzy"),
+        "sampled": Method("loose", "exact", "relaxed"),
+        "keyed": Method("loose", "fuzzy", "fuzzy"),
+    }[how]
     copied = 0
-    for tiers, config in (([Lookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
-                          ([Lookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0]))):
+    for tiers, config in (
+        ([Lookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
+        ([Lookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0])),
+    ):
         pyramid = AdaptivePyramid(tiers, method=method, config=config, control="fixed")
         for seed in range(3):
             out = pyramid.generate(prompt, seed=seed, output_scores=True, **keywords)
             assert 7 not in out.ids and 8 not in out.ids[:12]
-            if len(tiers) == 2:     # a model's own draw may leave the target's top_k: it obeys its own
+            if len(tiers) == 2:  # a model's own draw may leave the target's top_k: it obeys its own
                 assert all(scores[0, token] > -torch.inf for token, scores in zip(out.ids, out.scores))
             copied += out.stats.tokens_by_tier.get(0, 0)
     assert copied > 3
@@ -426,7 +502,7 @@ def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
 def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():
     """Its index is built once per token: the number of n-grams entered grows linearly, however many proposals are asked."""
     from adaptive_pyramid.decoding.drafters import LookupDrafter
-    from adaptive_pyramid.decoding.tokens import Sequence
+    from adaptive_pyramid.decoding.tokens import TokenSequence
 
     entered = 0
 
@@ -437,7 +513,7 @@ def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():
             super().__setitem__(key, value)
 
     rng = random.Random(0)
-    text = Sequence([rng.randrange(6) for _ in range(300)])
+    text = TokenSequence([rng.randrange(6) for _ in range(300)])
     drafter = LookupDrafter(Lookup(3, 1), 0, 100)
     drafter.find(text, 4)
     drafter._after = Counting(drafter._after)
@@ -456,7 +532,7 @@ def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():
                 grown = list(ids)
                 for i in range(5):
                     grown.append(grown[ends[-1] + i])
-                expected = grown[len(ids):]
+                expected = grown[len(ids) :]
                 break
         assert found == expected
 
@@ -490,7 +566,7 @@ def test_pieces_of_multi_byte_text_add_up(text):
     for token in ids[:-1]:
         cut.push(token)
     cut.flush()
-    assert cut.text == tokenizer.decode(ids[:-1])      # an incomplete character at the very end is shown as decode shows it
+    assert cut.text == tokenizer.decode(ids[:-1])  # an incomplete character at the very end is shown as decode shows it
 
 
 def test_pieces_of_metaspace_text_add_up():
@@ -517,6 +593,7 @@ def test_stop_string_ends_inside_a_multi_byte_character_never():
 def test_greedy_draft_under_a_sampling_target_is_a_point_mass(llamas):
     """A lookup or a greedy foreign generator proposes one token for certain: accepted with probability p(x), no more."""
     target = llamas[-1]
+
     class Favourite(PromptLookupCandidateGenerator):
         def get_candidates(self, input_ids, **_):
             with torch.no_grad():
@@ -526,7 +603,16 @@ def test_greedy_draft_under_a_sampling_target_is_a_point_mass(llamas):
     pyramid = AdaptivePyramid([Favourite(max_length=100), target], method="sd", config=PyramidConfig.simple([1]))
     accepted = tested = expected = 0
     for seed in range(60):
-        out = pyramid.generate(PROMPT, do_sample=True, temperature=1.5, top_k=0, seed=seed, max_new_tokens=8, eos_token_id=None, output_scores=True)
+        out = pyramid.generate(
+            PROMPT,
+            do_sample=True,
+            temperature=1.5,
+            top_k=0,
+            seed=seed,
+            max_new_tokens=8,
+            eos_token_id=None,
+            output_scores=True,
+        )
         for block in out.stats.blocks:
             v = block.verifications[-1]
             accepted, tested = accepted + v.accepted, tested + v.tested
@@ -536,10 +622,12 @@ def test_greedy_draft_under_a_sampling_target_is_a_point_mass(llamas):
 
 
 def test_acceptance_counts_only_what_was_tested(llamas):
-    out = pyramid_of(llamas, config=PyramidConfig((StageConfig(5), StageConfig(6)))).generate(PROMPT, max_new_tokens=40, eos_token_id=None)
+    out = pyramid_of(llamas, config=PyramidConfig((StageConfig(5), StageConfig(6)))).generate(
+        PROMPT, max_new_tokens=40, eos_token_id=None
+    )
     for stage in out.stats.stages:
         assert stage.acceptance_rate == stage.accepted / (stage.accepted + stage.rejected)
-        assert stage.accepted + stage.rejected < stage.proposed      # what stands behind a refusal was never tested
+        assert stage.accepted + stage.rejected < stage.proposed  # what stands behind a refusal was never tested
         assert stage.emitted == stage.accepted + stage.rounds
     assert out.stats.tokens == out.stats.stages[-1].emitted == 40
 

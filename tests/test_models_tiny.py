@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoTokenizer
-
 from tiny import ARCHITECTURES, EOS, agreement, graded_family, greedy_text, perturbed, tiny_model, tiny_tokenizer
+from transformers import AutoTokenizer
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -50,7 +49,8 @@ def test_tiny_tokenizer_has_the_size_asked_for_and_keeps_text_and_template(size,
     chat = [{"role": "user", "content": "hello"}]
     for one in (tokenizer, again):
         assert one.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == (
-            "<bos>user: hello\nassistant: ")
+            "<bos>user: hello\nassistant: "
+        )
         assert one(text).input_ids == tokenizer(text).input_ids
         assert one.eos_token_id == EOS
     with pytest.raises(ValueError, match="vocab_size"):

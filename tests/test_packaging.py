@@ -32,7 +32,11 @@ def test_every_data_file_is_shipped(package) -> None:
 
 
 def test_every_command_has_a_script() -> None:
-    commands = {path.stem for path in (ROOT / "tuning").glob("*.py") if " = OneSentenceParser(" in path.read_text(encoding="utf-8")}
+    commands = {
+        path.stem
+        for path in (ROOT / "tuning").glob("*.py")
+        if " = OneSentenceParser(" in path.read_text(encoding="utf-8")
+    }
     scripts = PROJECT["project"]["scripts"]
     assert scripts == {f"adaptive-pyramid-{name}": f"tuning.{name}:main" for name in commands}
     for target in scripts.values():

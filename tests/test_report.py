@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-
 from test_tuning_search import ENVIRONMENT
 from tiny_search import search, tiny_family
+
 from tuning import claims, decodings, page, pictures, report
 from tuning.claims import CONFIRMED, REFUTED, UNMEASURED, UNTOLD
-from tuning.decodings import SETTINGS, TAUS, Decodings, Run, Setting, decode
+from tuning.decodings import SETTINGS, Decodings, Run, Setting, decode
 from tuning.evidence import Evidence, Stage
 
 QUESTIONS = 5
-ANSWERED = 12   # of the made-up decodings
+ANSWERED = 12  # of the made-up decodings
 
 
 @contextmanager
@@ -48,20 +48,35 @@ def evidence(profile) -> Evidence:
     return Evidence.load(profile)
 
 
-def decoded(evidence: Evidence, seconds=lambda method, q, t, i: 1.0, drift=lambda method, q, t, i: 0.0,
-            score=lambda method, q, t, i: 1.0) -> Decodings:
+def decoded(
+    evidence: Evidence,
+    seconds=lambda method, q, t, i: 1.0,
+    drift=lambda method, q, t, i: 0.0,
+    score=lambda method, q, t, i: 1.0,
+) -> Decodings:
     """Decodings as some machine might have given them; every setting wrote ten tokens per question."""
     questions = []
     for i in range(ANSWERED):
-        runs = {s.key: Run(seconds(s.method, s.tau_Q, s.tau_T, i), 10, drift(s.method, s.tau_Q, s.tau_T, i),
-                           score(s.method, s.tau_Q, s.tau_T, i), refused=1, lost=int(10 * s.tau_Q)) for s in SETTINGS}
+        runs = {
+            s.key: Run(
+                seconds(s.method, s.tau_Q, s.tau_T, i),
+                10,
+                drift(s.method, s.tau_Q, s.tau_T, i),
+                score(s.method, s.tau_Q, s.tau_T, i),
+                refused=1,
+                lost=int(10 * s.tau_Q),
+            )
+            for s in SETTINGS
+        }
         questions.append({"ar": Run(2.0, 10, score=1.0), **runs})
     config = evidence.best_lengths(evidence.pyramid_route)
     return Decodings(config, decodings.made_with(evidence), questions)
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "tuning.report", *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "tuning.report", *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +94,21 @@ def html(profile, tmp_path_factory) -> Path:
 
 # what the traces say
 
+
 def test_acceptance_counts_what_the_traces_hold(evidence) -> None:
     stage = Stage(1, 2)
     by_tau = evidence.acceptance_by_tau(stage, (0.0, 0.7))
     traces = evidence.prior.traces
     agree = [a == b for trace in traces for a, b in zip(trace.top[1], trace.ids)]
-    assert by_tau == [pytest.approx(sum(agree) / len(agree)), 1.0]   # js never exceeds log 2
+    assert by_tau == [pytest.approx(sum(agree) / len(agree)), 1.0]  # js never exceeds log 2
     first, second = evidence.acceptance_by_position(stage, 0.0, 2)
     assert first[0] == by_tau[0] and 0 <= first[1] < first[0] < first[2] <= 1
-    pairs = [trace.top[1][i + 1] == trace.ids[i + 1] for trace in traces for i in range(len(trace) - 1)
-             if trace.top[1][i] == trace.ids[i]]
+    pairs = [
+        trace.top[1][i + 1] == trace.ids[i + 1]
+        for trace in traces
+        for i in range(len(trace) - 1)
+        if trace.top[1][i] == trace.ids[i]
+    ]
     assert second[0] == pytest.approx(sum(pairs) / len(pairs))
 
 
@@ -109,13 +129,18 @@ def test_modelled_speeds_are_the_priors(evidence) -> None:
 
 # the claims
 
+
 def verdicts(evidence, **how) -> dict[str, str]:
     return {claim.text: claim.verdict for claim in claims.claims(evidence, decoded(evidence, **how))}
 
 
 def test_claims_without_decodings_say_so(evidence) -> None:
     found = claims.claims(evidence, None)
-    assert [claim.verdict for claim in found[1:]] == [UNMEASURED] * 4 and found[0].verdict in (CONFIRMED, REFUTED, UNTOLD)
+    assert [claim.verdict for claim in found[1:]] == [UNMEASURED] * 4 and found[0].verdict in (
+        CONFIRMED,
+        REFUTED,
+        UNTOLD,
+    )
     few = decoded(evidence)
     few.questions = few.questions[:3]
     assert "3 questions were decoded, at least 4 are needed" in claims.claims(evidence, few)[1].numbers[0]
@@ -126,11 +151,16 @@ def test_when_nothing_differs_nothing_is_confirmed(evidence) -> None:
 
 
 def test_an_interval_that_holds_its_threshold_tells_nothing() -> None:
-    found = [claims.Estimate(value, low, high, 1.0).verdict for value, low, high in [(1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (1.2, 0.9, 1.5), (0.9, 0.7, 1.1)]]
+    found = [
+        claims.Estimate(value, low, high, 1.0).verdict
+        for value, low, high in [(1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (1.2, 0.9, 1.5), (0.9, 0.7, 1.1)]
+    ]
     assert found == [CONFIRMED, REFUTED, UNTOLD, UNTOLD]
 
 
-@pytest.mark.parametrize("wobbly, expected", [(lambda q, t: q > t, CONFIRMED), (lambda q, t: q < t, REFUTED), (lambda q, t: True, UNTOLD)])
+@pytest.mark.parametrize(
+    "wobbly, expected", [(lambda q, t: q > t, CONFIRMED), (lambda q, t: q < t, REFUTED), (lambda q, t: True, UNTOLD)]
+)
 def test_order_of_the_thresholds(evidence, wobbly, expected) -> None:
     found = verdicts(evidence, seconds=lambda method, q, t, i: 1.0 + i / 5 if wobbly(q, t) else 1.0)
     assert found[claims.ORDER] == expected
@@ -138,29 +168,48 @@ def test_order_of_the_thresholds(evidence, wobbly, expected) -> None:
 
 @pytest.mark.parametrize("fast, drift, expected", [(1.0, 2.0, CONFIRMED), (0.5, 2.0, REFUTED), (1.0, 0.0, REFUTED)])
 def test_high_tau(evidence, fast, drift, expected) -> None:
-    found = verdicts(evidence, seconds=lambda method, q, t, i: fast if t > 0.5 else 1.0, drift=lambda method, q, t, i: drift if t > 0.5 else 0.0)
+    found = verdicts(
+        evidence,
+        seconds=lambda method, q, t, i: fast if t > 0.5 else 1.0,
+        drift=lambda method, q, t, i: drift if t > 0.5 else 0.0,
+    )
     assert found[claims.HIGH_TAU] == expected
 
 
-@pytest.mark.parametrize("seconds, expected", [
-    (lambda q: 1 + abs(q - 0.2), CONFIRMED), (lambda q: 1 - q, REFUTED), (lambda q: 1 + q, REFUTED), (lambda q: 1.0, UNTOLD)])
+@pytest.mark.parametrize(
+    "seconds, expected",
+    [
+        (lambda q: 1 + abs(q - 0.2), CONFIRMED),
+        (lambda q: 1 - q, REFUTED),
+        (lambda q: 1 + q, REFUTED),
+        (lambda q: 1.0, UNTOLD),
+    ],
+)
 def test_the_cascade(evidence, seconds, expected) -> None:
     assert verdicts(evidence, seconds=lambda method, q, t, i: seconds(q) * (1 + i / 20))[claims.CASCADE] == expected
 
 
 @pytest.mark.parametrize("fuzzy, spread, expected", [(0.5, 1.0, CONFIRMED), (2.0, 1.0, REFUTED), (0.5, 0.0, UNTOLD)])
 def test_the_variants(evidence, fuzzy, spread, expected) -> None:
-    found = verdicts(evidence, seconds=lambda method, q, t, i: fuzzy * (1 + spread * i / 10) if method == "psd_f" else 1.0,
-                     score=lambda method, q, t, i: 1.0 - spread * (i % 2) if method == "psd_f" else 1.0)
+    found = verdicts(
+        evidence,
+        seconds=lambda method, q, t, i: fuzzy * (1 + spread * i / 10) if method == "psd_f" else 1.0,
+        score=lambda method, q, t, i: 1.0 - spread * (i % 2) if method == "psd_f" else 1.0,
+    )
     assert found[claims.VARIANTS] == expected
 
 
 def test_lengths_follow_the_cost_table(evidence, monkeypatch) -> None:
     def inside(config, method=None):
         draft, qualifier = config.stage(1).length, config.stage(2).length
-        return evidence.n_traces * [1.0] if len(config.route) == 3 and 2 * draft <= qualifier <= 3 * draft else evidence.n_traces * [2.0]
+        return (
+            evidence.n_traces * [1.0]
+            if len(config.route) == 3 and 2 * draft <= qualifier <= 3 * draft
+            else evidence.n_traces * [2.0]
+        )
 
     import numpy
+
     monkeypatch.setattr(evidence, "seconds", lambda config, method=None: numpy.array(inside(config)))
     assert claims.lengths_claim(evidence).verdict == CONFIRMED
     monkeypatch.setattr(evidence, "seconds", lambda config, method=None: 3.0 - numpy.array(inside(config)))
@@ -168,6 +217,7 @@ def test_lengths_follow_the_cost_table(evidence, monkeypatch) -> None:
 
 
 # the decodings behind them
+
 
 def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
     chosen = (Setting("psd_f", 0.0, 0.0), Setting("psd_f", 0.4, 0.6), Setting("psd_a", 0.0, 0.6))
@@ -180,6 +230,7 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
             if len(done) == 4:
                 raise KeyboardInterrupt
             done.append(total)
+
         yield advance
 
     done: list[int] = []
@@ -196,7 +247,7 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
     assert sum(run.lost for run in exact) > sum(run.lost for run in loose)
     assert all(run.refused <= run.lost for run in exact)
     stamp = path.stat().st_mtime_ns
-    decode(Evidence.load(profile), family, progress=silent)   # nothing is left to do
+    decode(Evidence.load(profile), family, progress=silent)  # nothing is left to do
     assert path.stat().st_mtime_ns == stamp
     data = json.loads(path.read_text())
     data["made_with"]["seed"] = 7
@@ -208,19 +259,43 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
 
 def test_decodings_need_the_studys_questions(profile, family, tmp_path) -> None:
     data = tmp_path / "other.jsonl"
-    data.write_text("".join(json.dumps({"question": f"what is {i}?", "choices": {"label": ["A", "B"], "text": ["one", "two"]}, "answerKey": "A"}) + "\n"
-                            for i in range(QUESTIONS + 2)))
+    data.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "question": f"what is {i}?",
+                    "choices": {"label": ["A", "B"], "text": ["one", "two"]},
+                    "answerKey": "A",
+                }
+            )
+            + "\n"
+            for i in range(QUESTIONS + 2)
+        )
+    )
     with pytest.raises(ValueError, match="not the questions of the study"):
         decode(Evidence.load(profile), family, data=str(data), progress=silent)
 
 
 # the page
 
+
 def test_the_page_holds_every_section_and_asks_for_nothing(html) -> None:
     evidence = Evidence.load(html.with_name("csqa.yaml"))
     text = html.read_text()
-    for heading in ("Speed and quality", "Predicted and measured", "Acceptance by tau", "Acceptance by position", "Entropy by tier", "Cost of a forward",
-                    "Speed over l_D and l_Q", "Speed over tau_Q and tau_T", "What each tier earns", "tested here", "All trials", "Provenance"):
+    for heading in (
+        "Speed and quality",
+        "Predicted and measured",
+        "Acceptance by tau",
+        "Acceptance by position",
+        "Entropy by tier",
+        "Cost of a forward",
+        "Speed over l_D and l_Q",
+        "Speed over tau_Q and tau_T",
+        "What each tier earns",
+        "tested here",
+        "All trials",
+        "Provenance",
+    ):
         assert heading in text, heading
     for claim in claims.claims(evidence, decodings.known(evidence)):
         assert claim.text in text and claim.verdict in text and claim.verdict != UNMEASURED
@@ -234,11 +309,15 @@ def test_the_page_holds_every_section_and_asks_for_nothing(html) -> None:
 
 def test_a_page_without_decodings_names_the_command(profile, tmp_path) -> None:
     out = report.write_report(profile, tmp_path / "other.html")
-    assert "4 of 5 were not measured" in out.read_text() and "python -m tuning.report csqa.yaml --claims" in out.read_text()
+    assert (
+        "4 of 5 were not measured" in out.read_text()
+        and "python -m tuning.report csqa.yaml --claims" in out.read_text()
+    )
 
 
 def test_a_lossless_study_of_two_tiers(tmp_path) -> None:
     from dataclasses import replace
+
     whole = tiny_family()
     pair = replace(whole, models=whole.models[1:], tier_names=whole.tier_names[1:])
     out = tmp_path / "pair.yaml"
@@ -290,9 +369,21 @@ def browse(page: Path, *arguments: str) -> str:
         # The gate installs one, so there a missing browser is a failure; elsewhere the skip says what was not looked at.
         missing = pytest.fail if os.environ.get("CI") else pytest.skip
         missing("the report is looked at in a real browser, and there is no Chromium here: apt-get install chromium")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-               "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND",
-               f"--user-data-dir={page.with_name('browser')}", *arguments, page.as_uri()]
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={page.with_name('browser')}",
+        *arguments,
+        page.as_uri(),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -300,10 +391,17 @@ def probe(html: str, folder: Path, width: int, dark: bool) -> dict:
     """What a browser makes of the page at this width."""
     policy = "style-src 'unsafe-inline'"
     assert html.count(policy) == 1
-    (folder / "probed.html").write_text(html.replace(policy, policy + "; script-src 'unsafe-inline'").replace("</head>", PROBE))
+    (folder / "probed.html").write_text(
+        html.replace(policy, policy + "; script-src 'unsafe-inline'").replace("</head>", PROBE)
+    )
     (folder / "frame.html").write_text(FRAME.format(width=width))
-    dom = browse(folder / "frame.html", "--dump-dom", "--window-size=1400,1000", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-                 "--virtual-time-budget=20000")
+    dom = browse(
+        folder / "frame.html",
+        "--dump-dom",
+        "--window-size=1400,1000",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--virtual-time-budget=20000",
+    )
     return json.loads(unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
 
 
@@ -314,20 +412,30 @@ def test_the_page_in_a_browser(html, tmp_path, width, dark) -> None:
     assert found["width"] == width
     assert found["page"] <= width and found["over"] == 0, "the page scrolls sideways"
     assert found["dark"] is dark and found["broken"] == 0
-    assert found["pictures"] == 12 and found["shown"] == (12 if dark else 0)   # `source` holds the dark variants
+    assert found["pictures"] == 12 and found["shown"] == (12 if dark else 0)  # `source` holds the dark variants
     assert found["wanted"] == [], "the page asks for something outside itself"
 
 
 def test_the_browser_would_tell(tmp_path) -> None:
     bad = page.page("bad", '<div style="width:500px">wide</div><img src="http://example.invalid/a.png">', [])
     found = probe(bad, tmp_path, 360, False)
-    assert found["page"] > 360 and found["over"] > 0 and found["broken"] == 1 and set(found["wanted"]) == {"http://example.invalid/a.png"}
+    assert (
+        found["page"] > 360
+        and found["over"] > 0
+        and found["broken"] == 1
+        and set(found["wanted"]) == {"http://example.invalid/a.png"}
+    )
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_screenshot(html, tmp_path, dark) -> None:
     copy = shutil.copy(html, tmp_path / "page.html")
-    browse(copy, f"--screenshot={tmp_path / 'page.png'}", "--window-size=390,900", f"--blink-settings=preferredColorScheme={0 if dark else 1}")
+    browse(
+        copy,
+        f"--screenshot={tmp_path / 'page.png'}",
+        "--window-size=390,900",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+    )
     shot = Image.open(tmp_path / "page.png").convert("L")
     assert shot.size == (390, 900) and len(shot.getcolors()) > 20
     assert shot.getpixel((2, 2)) < 40 if dark else shot.getpixel((2, 2)) > 215
@@ -335,13 +443,17 @@ def test_a_screenshot(html, tmp_path, dark) -> None:
 
 # the command
 
+
 def test_mistakes_give_one_sentence(profile, tmp_path, capsys) -> None:
     shutil.copy(profile, tmp_path / "moved.yaml")
     (tmp_path / "bare.yaml").write_text(re.sub(r"(?ms)^study:.*?(?=^\w)", "study: {}\n", profile.read_text()))
     for arguments, expected in [
-        (["missing.yaml"], "no profile at missing.yaml"), ([str(tmp_path / "moved.yaml")], "expected it beside the profile, or --storage URL"),
-        ([str(tmp_path / "bare.yaml")], "names no study"), ([str(profile), "--storage", "sqlite:///no/such/folder.db"], "cannot read the study"),
-        ([str(profile), "--family", "x.yaml"], "expected --claims with them"), ([str(profile), "--claim"], "did you mean '--claims'?"),
+        (["missing.yaml"], "no profile at missing.yaml"),
+        ([str(tmp_path / "moved.yaml")], "expected it beside the profile, or --storage URL"),
+        ([str(tmp_path / "bare.yaml")], "names no study"),
+        ([str(profile), "--storage", "sqlite:///no/such/folder.db"], "cannot read the study"),
+        ([str(profile), "--family", "x.yaml"], "expected --claims with them"),
+        ([str(profile), "--claim"], "did you mean '--claims'?"),
     ]:
         with pytest.raises(SystemExit) as stop:
             report.main(arguments)
@@ -354,5 +466,7 @@ def test_without_matplotlib_the_extra_is_named(profile, monkeypatch, capsys) -> 
     with pytest.raises(SystemExit):
         report.main([str(profile)])
     assert "pip install 'adaptive-pyramid[report]'" in capsys.readouterr().err
-    report.report_after_search(profile, f"sqlite:///{profile.with_suffix('.db')}")   # a search must not fail for want of pictures
+    report.report_after_search(
+        profile, f"sqlite:///{profile.with_suffix('.db')}"
+    )  # a search must not fail for want of pictures
     assert "no report: a report needs matplotlib" in capsys.readouterr().err

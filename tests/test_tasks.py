@@ -29,11 +29,22 @@ def own_task(folder: Path, **changes: object) -> Path:
     return path
 
 
-CSQA = {"id": "q1", "question": "Where do boats sail?", "question_concept": "boat",
-        "choices": {"label": ["A", "B"], "text": ["lake", "attic"]}, "answerKey": "A"}
-ORIGINAL = {"id": "q1", "answerKey": "A",
-            "question": {"stem": "Where do boats sail?", "question_concept": "boat",
-                         "choices": [{"label": "A", "text": "lake"}, {"label": "B", "text": "attic"}]}}
+CSQA = {
+    "id": "q1",
+    "question": "Where do boats sail?",
+    "question_concept": "boat",
+    "choices": {"label": ["A", "B"], "text": ["lake", "attic"]},
+    "answerKey": "A",
+}
+ORIGINAL = {
+    "id": "q1",
+    "answerKey": "A",
+    "question": {
+        "stem": "Where do boats sail?",
+        "question_concept": "boat",
+        "choices": [{"label": "A", "text": "lake"}, {"label": "B", "text": "attic"}],
+    },
+}
 
 
 def test_every_shipped_task_loads_and_says_that_it_is_a_sample():
@@ -62,15 +73,27 @@ def test_csqa_sample_is_five_way_and_its_letters_are_balanced():
 def test_spec_bench_sample_covers_the_thirteen_categories_and_has_second_turns():
     examples = load_task("spec_bench").examples
     assert {example.meta["category"] for example in examples} == {
-        "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities", "translation",
-        "summarization", "qa", "math_reasoning", "rag"}
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+        "translation",
+        "summarization",
+        "qa",
+        "math_reasoning",
+        "rag",
+    }
     assert {len(example.turns) for example in examples} == {1, 2}
 
 
 def test_long_contexts_are_long_varied_and_state_their_answer():
     for example in load_task("long_context").examples:
         words = example.turns[0].split()
-        eights = [tuple(words[i:i + 8]) for i in range(len(words) - 7)]
+        eights = [tuple(words[i : i + 8]) for i in range(len(words) - 7)]
         assert len(words) > 1550 and len(set(eights)) > 0.85 * len(eights)
         assert any(answer in example.turns[0] for answer in example.reference)
 
@@ -98,8 +121,12 @@ def test_multi_turn_chat_grows_with_the_replies():
     example = Example("x", ("first", "second"), system="be brief")
     system, first = {"role": "system", "content": "be brief"}, {"role": "user", "content": "first"}
     assert example.messages() == [system, first]
-    assert example.messages(["yes"]) == [system, first, {"role": "assistant", "content": "yes"},
-                                         {"role": "user", "content": "second"}]
+    assert example.messages(["yes"]) == [
+        system,
+        first,
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "second"},
+    ]
     with pytest.raises(ValueError, match="2 turn"):
         example.messages(["yes", "no"])
 
@@ -108,35 +135,45 @@ def test_prompts_from_text_has_one_prompt_per_line(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_bytes("\ufefffirst {braces}\r\n\n  second\u2028still second \n".encode())
     assert [example.turns for example in load_task("prompts", data=path).examples] == [
-        ("first {braces}",), ("second\u2028still second",)]
+        ("first {braces}",),
+        ("second\u2028still second",),
+    ]
 
 
 def test_prompts_from_jsonl(tmp_path):
     user = {"role": "user", "content": "hello"}
     reply, again = {"role": "assistant", "content": "hi"}, {"role": "user", "content": "again"}
-    path = jsonl(tmp_path / "p.jsonl", {"prompt": "a", "id": 7}, {"text": "b", "tag": 1},
-                 {"messages": [{"role": "system", "content": "s"}, user, reply, again]}, {"messages": [user, again]})
+    path = jsonl(
+        tmp_path / "p.jsonl",
+        {"prompt": "a", "id": 7},
+        {"text": "b", "tag": 1},
+        {"messages": [{"role": "system", "content": "s"}, user, reply, again]},
+        {"messages": [user, again]},
+    )
     a, b, chat, turns = load_task("prompts", data=path).examples
     assert (a.id, a.turns, b.turns, dict(b.meta)) == ("7", ("a",), ("b",), {"tag": 1})
     assert chat.messages() == [{"role": "system", "content": "s"}, user, reply, again]
     assert turns.turns == ("hello", "again")
 
 
-@pytest.mark.parametrize("task, line, expected", [
-    ("csqa", "{not json", "one JSON object per line"),
-    ("csqa", "[1, 2]", "a JSON object"),
-    ("csqa", json.dumps({**CSQA, "answerKey": ""}), "'answerKey' to be one of A, B"),
-    ("csqa", json.dumps({**CSQA, "choices": ["lake"]}), "'choices' to be an object"),
-    ("csqa", json.dumps({**CSQA, "choices": {"label": ["A", "A"], "text": ["x", "y"]}}), "distinct labels"),
-    ("gsm8k", json.dumps({"question": "How many?", "answer": "12"}), "#### <number>"),
-    ("gsm8k", json.dumps({"answer": "#### 12"}), "'question' to be a non-empty string"),
-    ("humaneval", json.dumps({"prompt": "def f(x):", "entry_point": "g", "test": "t"}), "entry point 'g'"),
-    ("spec_bench", json.dumps({"question_id": 1, "category": "qa", "turns": []}), "'turns' to be a non-empty list"),
-    ("long_context", json.dumps({"context": "c", "input": "q", "answers": [""]}), "'answers' to be a non-empty"),
-    ("prompts", json.dumps({"prompt": "a", "text": "b"}), "exactly one of"),
-    ("prompts", json.dumps({"messages": [{"role": "assistant", "content": "x"}]}), "last message"),
-    ("prompts", json.dumps({"messages": [{"role": "tool", "content": "x"}]}), "role system, user or assistant"),
-])
+@pytest.mark.parametrize(
+    "task, line, expected",
+    [
+        ("csqa", "{not json", "one JSON object per line"),
+        ("csqa", "[1, 2]", "a JSON object"),
+        ("csqa", json.dumps({**CSQA, "answerKey": ""}), "'answerKey' to be one of A, B"),
+        ("csqa", json.dumps({**CSQA, "choices": ["lake"]}), "'choices' to be an object"),
+        ("csqa", json.dumps({**CSQA, "choices": {"label": ["A", "A"], "text": ["x", "y"]}}), "distinct labels"),
+        ("gsm8k", json.dumps({"question": "How many?", "answer": "12"}), "#### <number>"),
+        ("gsm8k", json.dumps({"answer": "#### 12"}), "'question' to be a non-empty string"),
+        ("humaneval", json.dumps({"prompt": "def f(x):", "entry_point": "g", "test": "t"}), "entry point 'g'"),
+        ("spec_bench", json.dumps({"question_id": 1, "category": "qa", "turns": []}), "'turns' to be a non-empty list"),
+        ("long_context", json.dumps({"context": "c", "input": "q", "answers": [""]}), "'answers' to be a non-empty"),
+        ("prompts", json.dumps({"prompt": "a", "text": "b"}), "exactly one of"),
+        ("prompts", json.dumps({"messages": [{"role": "assistant", "content": "x"}]}), "last message"),
+        ("prompts", json.dumps({"messages": [{"role": "tool", "content": "x"}]}), "role system, user or assistant"),
+    ],
+)
 def test_a_malformed_line_is_named_with_file_line_and_what_was_expected(tmp_path, task, line, expected):
     path = tmp_path / "bad.jsonl"
     path.write_text("\n" + line + "\n", encoding="utf-8")
@@ -159,8 +196,10 @@ def test_missing_empty_and_undecodable_data(tmp_path):
 
 
 def test_limit_takes_the_first_of_a_seeded_permutation():
-    ids = [[example.id for example in load_task("csqa", limit=k, seed=s).examples] for k, s in
-           ((10, 0), (20, 0), (10, 0), (10, 1), (10_000, 0))]
+    ids = [
+        [example.id for example in load_task("csqa", limit=k, seed=s).examples]
+        for k, s in ((10, 0), (20, 0), (10, 0), (10, 1), (10_000, 0))
+    ]
     ten, twenty, again, other, everything = ids
     assert ten == again == twenty[:10] == everything[:10] and ten != other
     assert sorted(everything) == [example.id for example in load_task("csqa").examples]
@@ -184,35 +223,42 @@ def test_split_is_disjoint_seeded_and_complete():
 def test_a_task_of_ones_own_is_one_yaml_with_data_beside_it(tmp_path, monkeypatch):
     jsonl(tmp_path / "mine.jsonl", {"prompt": "2 + 2?", "reference": 4})
     shot = {"user": "1 + 1?", "assistant": "2"}
-    path = own_task(tmp_path, scorer="number", prompt="Sum: {text} {{n}}", system="Add.", fewshot=[shot],
-                    max_new_tokens=9)
+    path = own_task(
+        tmp_path, scorer="number", prompt="Sum: {text} {{n}}", system="Add.", fewshot=[shot], max_new_tokens=9
+    )
     monkeypatch.chdir(FOLDER)
     task = load_task(str(path))
     assert task.examples[0].messages() == [
-        {"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sum: 2 + 2? {n}"}]
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "Sum: 2 + 2? {n}"},
+    ]
     assert (task.label, task.max_new_tokens, task.is_sample) == ("mine (mine.jsonl)", 9, False)
     assert task.score(["It is 4."]).value == 1.0
 
 
-@pytest.mark.parametrize("changes, error, message", [
-    ({"promt": "{text}"}, ValueError, "did you mean 'prompt'"),
-    ({"scorer": "choise"}, ValueError, "did you mean 'choice'"),
-    ({"format": "gsm8"}, ValueError, "did you mean 'gsm8k'"),
-    ({"prompt": "{txt}"}, ValueError, "did you mean 'text'"),
-    ({"prompt": "{text"}, ValueError, "no valid template"),
-    ({"prompt": "no field"}, ValueError, "uses none of its fields"),
-    ({"format": "csqa"}, ValueError, "lacks 'prompt'"),
-    ({"scorer": None}, ValueError, "lacks 'scorer'"),
-    ({"scorer": "choice"}, ValueError, "format csqa"),
-    ({"scorer": "contains"}, ValueError, "expected a reference"),
-    ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1"),
-    ({"sample": "yes"}, TypeError, "sample must be true or false"),
-    ({"label": 3}, TypeError, "label must be text"),
-    ({"hub": {"path": "x", "splt": "y"}}, ValueError, "did you mean 'split'"),
-    ({"fewshot": [{"user": "a", "asistant": "b"}]}, ValueError, "did you mean 'assistant'"),
-    ({"data": None}, ValueError, "names no data"),
-])
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"promt": "{text}"}, ValueError, "did you mean 'prompt'"),
+        ({"scorer": "choise"}, ValueError, "did you mean 'choice'"),
+        ({"format": "gsm8"}, ValueError, "did you mean 'gsm8k'"),
+        ({"prompt": "{txt}"}, ValueError, "did you mean 'text'"),
+        ({"prompt": "{text"}, ValueError, "no valid template"),
+        ({"prompt": "no field"}, ValueError, "uses none of its fields"),
+        ({"format": "csqa"}, ValueError, "lacks 'prompt'"),
+        ({"scorer": None}, ValueError, "lacks 'scorer'"),
+        ({"scorer": "choice"}, ValueError, "format csqa"),
+        ({"scorer": "contains"}, ValueError, "expected a reference"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1"),
+        ({"sample": "yes"}, TypeError, "sample must be true or false"),
+        ({"label": 3}, TypeError, "label must be text"),
+        ({"hub": {"path": "x", "splt": "y"}}, ValueError, "did you mean 'split'"),
+        ({"fewshot": [{"user": "a", "asistant": "b"}]}, ValueError, "did you mean 'assistant'"),
+        ({"data": None}, ValueError, "names no data"),
+    ],
+)
 def test_mistakes_in_a_yaml_are_named(tmp_path, changes, error, message):
     jsonl(tmp_path / "mine.jsonl", {"prompt": "hello"})
     with pytest.raises(error, match=message):

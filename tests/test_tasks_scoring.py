@@ -16,20 +16,51 @@ from tuning.tasks import load_task, paired_bootstrap
 CHOICES = {"A": "kitchen", "B": "state park", "C": "park", "D": "bank", "E": "vitamin shop"}
 
 
-@pytest.mark.parametrize("output, label", [
-    ("Food is there.\nAnswer: B", "B"), ("Answer: A\nAnswer: B", "B"), ("**Answer:** (C)", "C"), ("Answer:\nC", "C"),
-    ("Answer: b", "B"), ("ANSWER = D", "D"), ("answer：B", "B"), ("Answer: $\\boxed{\\text{E}}$", "E"),
-    ("Answer: B. state park", "B"), ("Answer: B, because A is wrong", "B"), ("The correct option would be E)", "E"),
-    ("The best answer is the letter C", "C"), ("Answer: B\nI hope this answer is helpful.", "B"),
-    ("Answer: not A. Answer: C", "C"), ("Answer: X (D)", "D"), ("Answer B", "B"),
-    ("B", "B"), ("B.", "B"), ("B) state park", "B"), ("I think (B) fits.", "B"),
-    ("the answer is a kitchen", "A"), ("Answer: A park", "C"), ("You would go to the bank.", "D"),
-    ("state park", "B"), ("the park", "C"), ("Answer: State Park.", "B"),
-    ("Answer: A or B", None), ("Answer: A, B, C, D or E", None), ("Answer: A/B", None), ("Answer: (A) and (B)", None),
-    ("A. kitchen\nB. state park\nC. park\nD. bank\nE. vitamin shop", None), ("(A) is wrong, (C) is right", None),
-    ("a state park or a bank", None), ("Answer: X", None), ("Answer:", None), ("Answer: BBQ", None),
-    ("Answer: E-mail", None), ("A person would eat here.", None), ("The answer is not A", None), ("", None),
-])
+@pytest.mark.parametrize(
+    "output, label",
+    [
+        ("Food is there.\nAnswer: B", "B"),
+        ("Answer: A\nAnswer: B", "B"),
+        ("**Answer:** (C)", "C"),
+        ("Answer:\nC", "C"),
+        ("Answer: b", "B"),
+        ("ANSWER = D", "D"),
+        ("answer：B", "B"),
+        ("Answer: $\\boxed{\\text{E}}$", "E"),
+        ("Answer: B. state park", "B"),
+        ("Answer: B, because A is wrong", "B"),
+        ("The correct option would be E)", "E"),
+        ("The best answer is the letter C", "C"),
+        ("Answer: B\nI hope this answer is helpful.", "B"),
+        ("Answer: not A. Answer: C", "C"),
+        ("Answer: X (D)", "D"),
+        ("Answer B", "B"),
+        ("B", "B"),
+        ("B.", "B"),
+        ("B) state park", "B"),
+        ("I think (B) fits.", "B"),
+        ("the answer is a kitchen", "A"),
+        ("Answer: A park", "C"),
+        ("You would go to the bank.", "D"),
+        ("state park", "B"),
+        ("the park", "C"),
+        ("Answer: State Park.", "B"),
+        ("Answer: A or B", None),
+        ("Answer: A, B, C, D or E", None),
+        ("Answer: A/B", None),
+        ("Answer: (A) and (B)", None),
+        ("A. kitchen\nB. state park\nC. park\nD. bank\nE. vitamin shop", None),
+        ("(A) is wrong, (C) is right", None),
+        ("a state park or a bank", None),
+        ("Answer: X", None),
+        ("Answer:", None),
+        ("Answer: BBQ", None),
+        ("Answer: E-mail", None),
+        ("A person would eat here.", None),
+        ("The answer is not A", None),
+        ("", None),
+    ],
+)
 def test_find_choice(output, label):
     assert find_choice(output, CHOICES) == label
 
@@ -45,14 +76,40 @@ def test_find_choice_never_fails(output):
     assert find_choice(output, CHOICES) in {None, *CHOICES}
 
 
-@pytest.mark.parametrize("output, number", [
-    ("42", "42"), ("so it costs $1,234.50 in all.", "1234.50"), ("**$1,000,000**", "1000000"), ("1{,}000", "1000"),
-    ("-5", "-5"), ("-$5", "-5"), ("$-5", "-5"), ("x = −3", "-3"), ("10-5", "5"), ("10 - 5", "5"), ("(3)-4", "4"),
-    ("25%", "25"), ("10\\%", "10"), (".5", "0.5"), ("...5", "5"), ("It is 42.", "42"), ("12,34", "34"),
-    ("1e5", "100000"), ("3rd", "3"), ("5-year-old", "5"), ("€3", "3"), ("first 3, then 4", "4"),
-    ("#### 7\nCheck: 3", "7"), ("12 apples ####", "12"), ("#### -1,200", "-1200"),
-    ("none", None), ("", None), ("####", None), ("½", None),
-])
+@pytest.mark.parametrize(
+    "output, number",
+    [
+        ("42", "42"),
+        ("so it costs $1,234.50 in all.", "1234.50"),
+        ("**$1,000,000**", "1000000"),
+        ("1{,}000", "1000"),
+        ("-5", "-5"),
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        ("x = −3", "-3"),
+        ("10-5", "5"),
+        ("10 - 5", "5"),
+        ("(3)-4", "4"),
+        ("25%", "25"),
+        ("10\\%", "10"),
+        (".5", "0.5"),
+        ("...5", "5"),
+        ("It is 42.", "42"),
+        ("12,34", "34"),
+        ("1e5", "100000"),
+        ("3rd", "3"),
+        ("5-year-old", "5"),
+        ("€3", "3"),
+        ("first 3, then 4", "4"),
+        ("#### 7\nCheck: 3", "7"),
+        ("12 apples ####", "12"),
+        ("#### -1,200", "-1200"),
+        ("none", None),
+        ("", None),
+        ("####", None),
+        ("½", None),
+    ],
+)
 def test_find_number(output, number):
     assert find_number(output) == (None if number is None else Decimal(number))
 
@@ -68,7 +125,10 @@ def test_number_scorer_counts_unparsed_apart():
     score = task.score([f"#### {wanted[0]}.00", f"It is ${wanted[1]}", "no idea", "about 99999999"])
     assert (score.value, score.n) == (0.5, 4)
     assert {note: score.details[note] for note in ("correct", "wrong", "unparsed")} == {
-        "correct": 2, "wrong": 1, "unparsed": 1}
+        "correct": 2,
+        "wrong": 1,
+        "unparsed": 1,
+    }
 
 
 def test_choice_scorer_counts_unparsed_as_wrong():
@@ -141,21 +201,41 @@ PROMPT = 'import math\n\n\ndef area(r):\n    """Area of a disc."""\n'
 BODY = "    x = r * r\n    return math.pi * x\n"
 
 
-@pytest.mark.parametrize("output", [
-    BODY, BODY.strip(), "x = r * r\nreturn math.pi * x", f"```python\n{PROMPT}{BODY}```\nIt works:\n```\nprint(1)\n```",
-    f"Sure:\n```py\ndef area(r):\n{BODY}", f"Here is the function.\ndef area(r):\n{BODY}\nHope it helps!",
-    f"```\n{BODY}```", BODY + "\nThat is: done",
-    f"```python\ndef area(r):\n{BODY}\ndef cut_off(x):\n    return (1 +\n```",
-    f"def area(r):\n{BODY}return x",
-])
+@pytest.mark.parametrize(
+    "output",
+    [
+        BODY,
+        BODY.strip(),
+        "x = r * r\nreturn math.pi * x",
+        f"```python\n{PROMPT}{BODY}```\nIt works:\n```\nprint(1)\n```",
+        f"Sure:\n```py\ndef area(r):\n{BODY}",
+        f"Here is the function.\ndef area(r):\n{BODY}\nHope it helps!",
+        f"```\n{BODY}```",
+        BODY + "\nThat is: done",
+        f"```python\ndef area(r):\n{BODY}\ndef cut_off(x):\n    return (1 +\n```",
+        f"def area(r):\n{BODY}return x",
+    ],
+)
 def test_find_program_in_the_shapes_that_models_write(output):
     scope: dict = {}
     exec(find_program(output, PROMPT, "area"), scope)
     assert scope["area"](2) == pytest.approx(12.566370614)
 
 
-@pytest.mark.parametrize("output", ["", "pass", "I cannot do that.", f"```python\n{PROMPT}```", "```", "(" * 5000, "\0",
-                                    "-" * 20000 + "1", "    import os"])
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "pass",
+        "I cannot do that.",
+        f"```python\n{PROMPT}```",
+        "```",
+        "(" * 5000,
+        "\0",
+        "-" * 20000 + "1",
+        "    import os",
+    ],
+)
 def test_find_program_finds_none_where_there_is_none(output):
     assert find_program(output, PROMPT, "area") is None
 
@@ -179,13 +259,14 @@ def test_paired_bootstrap_pairs_and_repeats():
     a = b + 1 + generator.normal(0, 0.5, 200)
     mean, low, high = paired_bootstrap(a, b)
     assert 0.8 < low < mean < high < 1.2  # unpaired, the interval would be about 4 wide
-    assert mean == pytest.approx(np.mean(a - b)) and high - low == pytest.approx(2 * 1.96 * 0.5 / 200 ** 0.5, rel=0.2)
+    assert mean == pytest.approx(np.mean(a - b)) and high - low == pytest.approx(2 * 1.96 * 0.5 / 200**0.5, rel=0.2)
     assert paired_bootstrap(a, b) == (mean, low, high) != paired_bootstrap(a, b, seed=1)
     assert paired_bootstrap([1.0], [0.5]) == (0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("a, b, resamples", [([], [], 10), ([1.0], [1.0, 2.0], 10), ([float("nan")], [1.0], 10),
-                                             ([1.0], [1.0], 0)])
+@pytest.mark.parametrize(
+    "a, b, resamples", [([], [], 10), ([1.0], [1.0, 2.0], 10), ([float("nan")], [1.0], 10), ([1.0], [1.0], 0)]
+)
 def test_paired_bootstrap_refuses(a, b, resamples):
     with pytest.raises(ValueError):
         paired_bootstrap(a, b, resamples=resamples)

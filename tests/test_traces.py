@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from recorded import Pool, repetitive
+from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.divergence import DIVERGENCES as FUNCTIONS
 from adaptive_pyramid.decoding.drafters import Lookup, LookupDrafter
-from adaptive_pyramid.decoding.tokens import Sequence as Text
+from adaptive_pyramid.decoding.tokens import TokenSequence
 from adaptive_pyramid.throughput import CostModel
-from recorded import Pool, repetitive
-from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
-from tuning import recording, traces as module
+from tuning import recording
+from tuning import traces as module
 from tuning.copying import Copies
 from tuning.recording import record, record_task, tier_infos
 from tuning.tasks import load_task
@@ -110,7 +111,7 @@ def test_copies_are_what_the_lookup_finds_from_every_block_start(sizes) -> None:
         departures = set(copies.departures())
         for verified in range(33):
             drafter = LookupDrafter(Lookup(*sizes), 0, 3)
-            sequence = Text(text[: 8 + verified])
+            sequence = TokenSequence(text[: 8 + verified])
             for position in range(verified, min(verified + 12, 32)):
                 expected = drafter.find(sequence, 10)
                 source = copies.source(position, verified)

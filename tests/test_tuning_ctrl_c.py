@@ -9,8 +9,8 @@ import optuna
 import pytest
 from optuna.storages._heartbeat import HeartbeatThread
 from optuna.trial import TrialState
-
 from toy_worker import open_toy
+
 from tuning.ctrl_c import CtrlC
 from tuning.trials import SharedTrials
 
@@ -39,7 +39,7 @@ def test_it_comes_at_once_where_it_is_let_in_and_only_once() -> None:
                     press()
                     steps.append("not reached")
                 finally:
-                    press()   # impatience must not interrupt what cleans up
+                    press()  # impatience must not interrupt what cleans up
                     steps.append("cleaned up")
     assert steps == ["cleaned up"]
 
@@ -80,7 +80,7 @@ def test_no_moment_leaves_a_thread_or_a_trial_behind(tmp_path, monkeypatch, mome
         value = trial.suggest_int("x", 0, 9)
         claimed()
         if moment == "transaction":
-            press()   # held back: nothing here is let in
+            press()  # held back: nothing here is let in
         with shared.ctrl_c.let_in():
             if moment == "measuring":
                 press()

@@ -11,23 +11,50 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import graded_family
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
-from tiny import graded_family
 from tuning.export import CHECKED, export
 
-LOOKUP, SMALL, DERIVED = "lookup: max_ngram 4, min_ngram 2", "repo: org/small, revision: abc123", "from: target, quantize: {'body': 'int4'}"
+LOOKUP, SMALL, DERIVED = (
+    "lookup: max_ngram 4, min_ngram 2",
+    "repo: org/small, revision: abc123",
+    "from: target, quantize: {'body': 'int4'}",
+)
 # Read from the published packages named in CHECKED: SpeculativeConfig's fields, llama.cpp's common/arg.cpp, SGLang's `spec` namespace.
 VLLM = {"method", "model", "num_speculative_tokens", "revision", "prompt_lookup_max", "prompt_lookup_min"}
-LLAMA_CPP = {"--spec-type", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m", "--spec-draft-hf", "--spec-draft-n-max", "--spec-draft-p-min"}
-SGLANG = {"--speculative-algorithm", "--speculative-num-draft-tokens", "--speculative-ngram-max-bfs-breadth", "--speculative-draft-model-path",
-          "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-draft-model-revision"}
+LLAMA_CPP = {
+    "--spec-type",
+    "--spec-ngram-simple-size-n",
+    "--spec-ngram-simple-size-m",
+    "--spec-draft-hf",
+    "--spec-draft-n-max",
+    "--spec-draft-p-min",
+}
+SGLANG = {
+    "--speculative-algorithm",
+    "--speculative-num-draft-tokens",
+    "--speculative-ngram-max-bfs-breadth",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-draft-model-revision",
+}
 
 
-def profile(route: tuple, sources: tuple[str, str] = (LOOKUP, SMALL), lengths: tuple[int, int] = (3, 8), **fields) -> Profile:
-    return Profile("csqa", "some-family", ("bottom", "middle", "target"), "pyramid", PyramidConfig.simple(lengths, fields.pop("taus", None), route),
-                   revisions={"bottom": sources[0], "middle": sources[1], "target": "repo: org/big"}, **fields)
+def profile(
+    route: tuple, sources: tuple[str, str] = (LOOKUP, SMALL), lengths: tuple[int, int] = (3, 8), **fields
+) -> Profile:
+    return Profile(
+        "csqa",
+        "some-family",
+        ("bottom", "middle", "target"),
+        "pyramid",
+        PyramidConfig.simple(lengths, fields.pop("taus", None), route),
+        revisions={"bottom": sources[0], "middle": sources[1], "target": "repo: org/big"},
+        **fields,
+    )
 
 
 def options(given: Profile, engine: str) -> list[str]:
@@ -40,24 +67,75 @@ def comments(given: Profile, engine: str) -> str:
 
 def test_a_lookup() -> None:
     given = profile((0, 2))
-    assert json.loads(export(given, "hf").options) == {"do_sample": False, "prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 4}
+    assert json.loads(export(given, "hf").options) == {
+        "do_sample": False,
+        "prompt_lookup_num_tokens": 8,
+        "max_matching_ngram_size": 4,
+    }
     assert options(given, "vllm")[0] == "--speculative-config"
-    assert json.loads(options(given, "vllm")[1]) == {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    assert options(given, "llamacpp") == ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "8"]
-    assert options(given, "sglang") == ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "9",
-                                        "--speculative-ngram-max-bfs-breadth", "1"]
+    assert json.loads(options(given, "vllm")[1]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+    assert options(given, "llamacpp") == [
+        "--spec-type",
+        "ngram-simple",
+        "--spec-ngram-simple-size-n",
+        "2",
+        "--spec-ngram-simple-size-m",
+        "8",
+    ]
+    assert options(given, "sglang") == [
+        "--speculative-algorithm",
+        "NGRAM",
+        "--speculative-num-draft-tokens",
+        "9",
+        "--speculative-ngram-max-bfs-breadth",
+        "1",
+    ]
 
 
 def test_a_draft_model() -> None:
     given = profile((1, 2))
-    assert json.loads(export(given, "hf").options) == {"do_sample": False, "num_assistant_tokens": 8, "num_assistant_tokens_schedule": "constant",
-                                                       "assistant_confidence_threshold": 0.0}
+    assert json.loads(export(given, "hf").options) == {
+        "do_sample": False,
+        "num_assistant_tokens": 8,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
     assert "assistant_model='org/small' at revision 'abc123'" in comments(given, "hf")
-    assert json.loads(options(given, "vllm")[1]) == {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 8, "revision": "abc123"}
-    assert options(given, "llamacpp") == ["--spec-type", "draft-simple", "--spec-draft-hf", "org/small", "--spec-draft-n-max", "8", "--spec-draft-p-min", "0"]
+    assert json.loads(options(given, "vllm")[1]) == {
+        "method": "draft_model",
+        "model": "org/small",
+        "num_speculative_tokens": 8,
+        "revision": "abc123",
+    }
+    assert options(given, "llamacpp") == [
+        "--spec-type",
+        "draft-simple",
+        "--spec-draft-hf",
+        "org/small",
+        "--spec-draft-n-max",
+        "8",
+        "--spec-draft-p-min",
+        "0",
+    ]
     assert options(given, "sglang") == [
-        "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "org/small", "--speculative-num-steps", "8",
-        "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "9", "--speculative-draft-model-revision", "abc123"]
+        "--speculative-algorithm",
+        "STANDALONE",
+        "--speculative-draft-model-path",
+        "org/small",
+        "--speculative-num-steps",
+        "8",
+        "--speculative-eagle-topk",
+        "1",
+        "--speculative-num-draft-tokens",
+        "9",
+        "--speculative-draft-model-revision",
+        "abc123",
+    ]
 
 
 def test_a_fall_through_is_two_types_in_llama_cpp_and_one_elsewhere() -> None:
@@ -126,7 +204,12 @@ def test_sglang_accepts_them_where_it_is_installed() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "tuning.export", *arguments], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "tuning.export", *arguments],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_the_command(tmp_path) -> None:
@@ -135,12 +218,24 @@ def test_the_command(tmp_path) -> None:
     assert done.returncode == 0 and done.stdout == f"{export(profile((0, 2)), 'vllm')}\n"
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["p.yaml", "--to", "vlm"], "unknown engine 'vlm'; did you mean 'vllm'?"), (["missing.yaml", "--to", "hf"], "no profile at"),
-    (["broken.yaml", "--to", "hf"], "is not valid YAML"), (["p.yaml"], "the following arguments are required: --to"),
-    (["p.yaml", "--too", "hf"], "--to")], ids=str)
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["p.yaml", "--to", "vlm"], "unknown engine 'vlm'; did you mean 'vllm'?"),
+        (["missing.yaml", "--to", "hf"], "no profile at"),
+        (["broken.yaml", "--to", "hf"], "is not valid YAML"),
+        (["p.yaml"], "the following arguments are required: --to"),
+        (["p.yaml", "--too", "hf"], "--to"),
+    ],
+    ids=str,
+)
 def test_mistakes_give_one_sentence(tmp_path, arguments, expected) -> None:
     profile((0, 2)).save(tmp_path / "p.yaml")
     (tmp_path / "broken.yaml").write_text("a: [b")
     done = run(str(tmp_path / arguments[0]), *arguments[1:])
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and expected in done.stderr and not done.stdout
+    assert (
+        done.returncode == 2
+        and len(done.stderr.strip().splitlines()) == 1
+        and expected in done.stderr
+        and not done.stdout
+    )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny import EOS, PAD, graded_family, tiny_tokenizer
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
@@ -13,7 +14,6 @@ from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
-from tiny import EOS, PAD, graded_family, tiny_tokenizer
 from tuning import measure
 from tuning.measure import Bench, Timed, in_rotation, ratio_interval
 
@@ -41,16 +41,25 @@ def test_every_forward_feeds_its_width_behind_the_context(models) -> None:
     seen = []
     for model in models:
         model.register_forward_pre_hook(
-            lambda module, _, keywords: seen.append((module is models[-1], keywords["input_ids"].shape[1], cached(keywords))),
-            with_kwargs=True)
+            lambda module, _, keywords: seen.append(
+                (module is models[-1], keywords["input_ids"].shape[1], cached(keywords))
+            ),
+            with_kwargs=True,
+        )
     calls = []
-    costs = measure.cost_table(decoder, [10, 11, 12], context=20, widths=WIDTHS, repeats=2, progress=lambda: calls.append(1))
+    costs = measure.cost_table(
+        decoder, [10, 11, 12], context=20, widths=WIDTHS, repeats=2, progress=lambda: calls.append(1)
+    )
     for model in models:
         model._forward_pre_hooks.clear()
     assert len(calls) == 2 * 3 * 3
     for is_target in (False, True):
-        assert [entry[1:] for entry in seen if entry[0] == is_target] == [(20, 0)] + [(width, 20) for width in WIDTHS] * 3
-    assert set(costs.table) == {1, 2} and all(set(row) == set(WIDTHS) and min(row.values()) > 0 for row in costs.table.values())
+        assert [entry[1:] for entry in seen if entry[0] == is_target] == [(20, 0)] + [
+            (width, 20) for width in WIDTHS
+        ] * 3
+    assert set(costs.table) == {1, 2} and all(
+        set(row) == set(WIDTHS) and min(row.values()) > 0 for row in costs.table.values()
+    )
 
 
 def test_no_prompt_costs_less_than_nothing(models, monkeypatch) -> None:
@@ -72,14 +81,16 @@ def test_every_timed_run_pays_for_its_prompt(bench) -> None:
     prompt = [1, *range(10, 40)]
     for _ in range(2):
         first = bench.run(prompt, CONFIG).stats.blocks[0]
-        assert {forward.tier for forward in first.forwards if forward.context == 0 and forward.width >= len(prompt)} == {1, 2}
+        assert {
+            forward.tier for forward in first.forwards if forward.context == 0 and forward.width >= len(prompt)
+        } == {1, 2}
 
 
 def test_answers_end_where_the_model_ends_them(bench) -> None:
     prompts = [[1, a, b] for a in range(8, 20) for b in range(8, 14)]
     answers = [bench.answer(prompt).ids for prompt in prompts]
     ended = [ids for ids in answers if ids[-1] == EOS]
-    assert ended and all(len(ids) <= 12 for ids in answers)   # some of many end early
+    assert ended and all(len(ids) <= 12 for ids in answers)  # some of many end early
     index = next(i for i, ids in enumerate(answers) if ids[-1] == EOS and len(ids) > 1)
     bench = replace(bench)
     bench.special = [EOS]
@@ -93,13 +104,19 @@ def test_seconds_until_ends_with_the_block_that_brought_the_token(bench) -> None
     timed = Timed(run.ids, 1.0, run.stats, [(float(i + 1), size) for i, size in enumerate(sizes)])
     assert timed.seconds_until(1) == 1.0
     assert timed.seconds_until(sizes[0]) == 1.0 and timed.seconds_until(sizes[0] + 1) == 3.0
-    assert timed.seconds_until(len(run.ids)) == timed.seconds_until(10**6) == sum(seconds for seconds, _ in timed.blocks)
+    assert (
+        timed.seconds_until(len(run.ids)) == timed.seconds_until(10**6) == sum(seconds for seconds, _ in timed.blocks)
+    )
 
 
 def test_a_price_replaces_the_clock(bench) -> None:
     priced = Bench(bench.pyramid, bench.method, 12, price=lambda block: float(len(block.forwards)))
     run = priced.run([1, 10, 11, 12], CONFIG)
-    assert run.seconds == sum(len(block.forwards) for block in run.stats.blocks) == sum(seconds for seconds, _ in run.blocks)
+    assert (
+        run.seconds
+        == sum(len(block.forwards) for block in run.stats.blocks)
+        == sum(seconds for seconds, _ in run.blocks)
+    )
 
 
 def test_half_of_target_only_decoding_stands_for_all_of_it(bench) -> None:

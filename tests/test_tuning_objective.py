@@ -47,7 +47,9 @@ class FakeBench:
 
     def timed(self, name: str, ids: list[int]) -> Timed:
         self.order.append(name)
-        block = BlockStats(PyramidConfig.simple((2, 3)), 0, 0, len(ids), 0.0, verifications=(verification(),), drift=(0.5,) * len(ids))
+        block = BlockStats(
+            PyramidConfig.simple((2, 3)), 0, 0, len(ids), 0.0, verifications=(verification(),), drift=(0.5,) * len(ids)
+        )
         return Timed(ids, self.seconds[name], GenerationStats(blocks=[block]), [(self.seconds[name], len(ids))])
 
     def ar(self, prompt):
@@ -77,23 +79,27 @@ class FakePrior:
         return Prediction(1.5, 1.4)
 
 
-def objective(method: str, own: str = "Answer: B", limits: Limits = Limits(), **fields) -> Objective:
+def objective(method: str, own: str = "Answer: B", limits: Limits | None = None, **fields) -> Objective:
     bench = FakeBench(method, own)
     questions = [Question(one, [[5]], [[0]]) for one in EXAMPLES]
     task = Task("t", "a task", "", EXAMPLES, 8, False, make_scorer("choice", False))
-    return Objective(bench, questions, Space.of(METHODS[method], 3, ROUTES), FakePrior(), task, limits, "me", **fields)
+    return Objective(
+        bench, questions, Space.of(METHODS[method], 3, ROUTES), FakePrior(), task, limits or Limits(), "me", **fields
+    )
 
 
 def trial_of(goal: Objective) -> optuna.trial.FrozenTrial:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=["maximize"] * (1 + goal.with_score), sampler=optuna.samplers.RandomSampler(seed=0))
+    study = optuna.create_study(
+        directions=["maximize"] * (1 + goal.with_score), sampler=optuna.samplers.RandomSampler(seed=0)
+    )
     study.optimize(goal, n_trials=1)
     return study.trials[0]
 
 
 def test_a_lossless_method_has_the_targets_score() -> None:
     seen = trial_of(objective("pyramid", own="Answer: B")).user_attrs
-    assert seen["score"]["value"] == 0.5 and seen["score_loss"] == [0.0, 0.0, 0.0]   # `ar` says A to both
+    assert seen["score"]["value"] == 0.5 and seen["score_loss"] == [0.0, 0.0, 0.0]  # `ar` says A to both
 
 
 def test_a_trial_is_claimed_when_others_can_see_its_parameters_and_before_anything_slow() -> None:
@@ -107,8 +113,10 @@ def test_a_trial_is_claimed_when_others_can_see_its_parameters_and_before_anythi
 def test_a_method_that_drifts_is_scored_on_its_own_text(own, value, loss) -> None:
     trial = trial_of(objective("psd_f", own=own, limits=Limits(min_score=0.4, max_score_loss=0.1, max_drift=0.2)))
     assert trial.user_attrs["score"]["value"] == value and trial.user_attrs["score_loss"][0] == loss
-    assert trial.constraints == pytest.approx({"min_score": 0.4 - value, "max_score_loss": loss - 0.1, "max_drift": 0.5 - 0.2})
-    assert not results.feasible(trial)   # too much drift
+    assert trial.constraints == pytest.approx(
+        {"min_score": 0.4 - value, "max_score_loss": loss - 0.1, "max_drift": 0.5 - 0.2}
+    )
+    assert not results.feasible(trial)  # too much drift
 
 
 def test_limits_that_are_kept_make_a_usable_trial() -> None:
@@ -121,13 +129,23 @@ def test_what_a_trial_remembers() -> None:
     trial = trial_of(goal)
     seen = trial.user_attrs
     assert trial.value == seen["ratio"] == seen["ratio_median"] == 2.0 and seen["answer_ratio"] == 2.0
-    assert seen["tokens_per_second"] == 4.0 and seen["ar_tokens_per_second"] == 2.0 and seen["prompts"] == 2 and seen["tokens"] == 8
+    assert (
+        seen["tokens_per_second"] == 4.0
+        and seen["ar_tokens_per_second"] == 2.0
+        and seen["prompts"] == 2
+        and seen["tokens"] == 8
+    )
     assert seen["acceptance"] == {"2": pytest.approx(2 / 3)} and seen["acceptance_length"] == {"2": 3.0}
     assert seen["agreement"] == 0.5 and seen["mean_drift"] == 0.5 and seen["worker"] == "me"
     assert seen["predicted_ratio"] == 1.5 and PyramidConfig.from_dict(seen["config"]).route in ROUTES
-    assert goal.bench.order == ["ar", "own", "own", "ar"]   # each goes first in turn
-    row, = results.rows([trial], ("lookup", "small", "big"))
-    assert row["measured"] == "2.00" and row["acceptance"] == "big 0.67" and row["state"] == "measured" and row["front"] == "*"
+    assert goal.bench.order == ["ar", "own", "own", "ar"]  # each goes first in turn
+    (row,) = results.rows([trial], ("lookup", "small", "big"))
+    assert (
+        row["measured"] == "2.00"
+        and row["acceptance"] == "big 0.67"
+        and row["state"] == "measured"
+        and row["front"] == "*"
+    )
     assert results.median_error([trial]) == 0.25
 
 
@@ -149,7 +167,9 @@ def test_two_objectives() -> None:
 def test_agreement_counts_up_to_the_first_difference() -> None:
     assert agreement(Timed([1, 2, 3], 1), Timed([1, 2, 3], 1)) == 1.0
     assert agreement(Timed([1, 2, 3, 4], 1), Timed([1, 9, 3, 4], 1)) == 0.25
-    assert agreement(Timed([1, 2], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 1.0   # half an `ar` run has no say on the rest
+    assert (
+        agreement(Timed([1, 2], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 1.0
+    )  # half an `ar` run has no say on the rest
     assert agreement(Timed([1, 9], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 0.5
 
 
@@ -188,9 +208,9 @@ class Words:
 def test_later_turns_follow_the_targets_answers() -> None:
     bench = FakeBench("pyramid")
     bench.pyramid.tokenizer = Words()
-    question, = ask(bench, [example("x", "A", turns=2)])
+    (question,) = ask(bench, [example("x", "A", turns=2)])
     assert len(question.prompts) == len(question.answers) == 2 and "Answer: A" in Words.texts[-1]
-    again, = ask(bench, [example("x", "A", turns=2)], [[[1], [1]]])   # known answers are not generated again
+    (again,) = ask(bench, [example("x", "A", turns=2)], [[[1], [1]]])  # known answers are not generated again
     assert again.answers == [[1], [1]] and "Answer: B" in Words.texts[-1]
     assert prompt_ids(Words(), [{"role": "user", "content": "hi"}]) == [4]
 
@@ -212,25 +232,54 @@ def test_finals_time_the_familys_other_targets_in_the_same_rotation() -> None:
     other.order, other.timed = bench.order, lambda name, ids: FakeBench.timed(other, "other", ids)
     other.seconds["other"] = 0.5
     finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": other})
-    assert bench.order == ["other", "ar", "own", "own", "other", "hf", "own", "own", "other", "hf", "ar"]   # warmed up first
+    assert bench.order == [
+        "other",
+        "ar",
+        "own",
+        "own",
+        "other",
+        "hf",
+        "own",
+        "own",
+        "other",
+        "hf",
+        "ar",
+    ]  # warmed up first
     assert finals.over_other_targets(finals.winner) == {"int4": 0.5} and finals.over_hugging_face(finals.winner) == 4.0
 
 
 def profile_of(own_seconds: float, monkeypatch):
     bench = FakeBench("pyramid")
     bench.seconds["own"] = own_seconds
-    bench.pyramid.description = lambda: {"tiers": ["lookup", "small", "big"], "device": "cpu", "dtype": "float32", "versions": {"torch": "2"}}
-    family = SimpleNamespace(name="f", tier_names=("lookup", "small", "big"), models=(None, None, None),
-                             sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}})
-    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")})
+    bench.pyramid.description = lambda: {
+        "tiers": ["lookup", "small", "big"],
+        "device": "cpu",
+        "dtype": "float32",
+        "versions": {"torch": "2"},
+    }
+    family = SimpleNamespace(
+        name="f",
+        tier_names=("lookup", "small", "big"),
+        models=(None, None, None),
+        sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}},
+    )
+    finals = play_finals(
+        bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")}
+    )
     prior = SimpleNamespace(costs=None)
     score = {"value": 0.5, "low": 0.1, "high": 0.9, "n": 2, "label": "x"}
-    return make_profile("t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1, "target": "int8"})
+    return make_profile(
+        "t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1, "target": "int8"}
+    )
 
 
 def test_a_profile_holds_the_fresh_numbers(monkeypatch) -> None:
     profile = profile_of(0.5, monkeypatch)
-    assert profile.measured["speed_ratio"] == 4.0 and profile.measured["speed_ratio_hf"] == 8.0 and profile.measured["acceptance"] == {2: pytest.approx(2 / 3)}
+    assert (
+        profile.measured["speed_ratio"] == 4.0
+        and profile.measured["speed_ratio_hf"] == 8.0
+        and profile.measured["acceptance"] == {2: pytest.approx(2 / 3)}
+    )
     assert profile.measured["speed_ratio_other_targets"] == {"int4": 4.0} and profile.target == "int8"
     assert len(profile.config.route) > 1 and profile.revisions["big"] == "repo: b, revision: 1"
 

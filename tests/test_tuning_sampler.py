@@ -22,7 +22,10 @@ CANDIDATES = SPACE.candidates()
 def predicted(config: PyramidConfig) -> float:
     """A smooth speed surface with its best at route (0, 1, 2)."""
     base = {(0, 2): 1.3, (1, 2): 1.4, (0, 1, 2): 1.6}[config.route]
-    return base * math.exp(-sum((math.log(config.stage(tier).length / 6)) ** 2 for tier in config.route[1:]) / 8 - 0.05 * config.stage(1).tau)
+    return base * math.exp(
+        -sum((math.log(config.stage(tier).length / 6)) ** 2 for tier in config.route[1:]) / 8
+        - 0.05 * config.stage(1).tau
+    )
 
 
 class FakePrior:
@@ -119,9 +122,9 @@ def test_pruned_trials_teach_too_and_failed_ones_do_not() -> None:
 
     study.optimize(pruned, n_trials=4)
     routes = {trial.params["route"] for trial in study.trials}
-    assert len(routes) > 1   # learned that the prior's favourite disappoints
-    assert sampler.expected_gain(study) == math.inf   # but nothing usable was measured
-    assert len({str(trial.params) for trial in study.trials}) == 4   # and none of them is tried again
+    assert len(routes) > 1  # learned that the prior's favourite disappoints
+    assert sampler.expected_gain(study) == math.inf  # but nothing usable was measured
+    assert len({str(trial.params) for trial in study.trials}) == 4  # and none of them is tried again
 
 
 def test_the_same_history_gives_the_same_choice() -> None:
@@ -131,7 +134,9 @@ def test_the_same_history_gives_the_same_choice() -> None:
 def test_noise_is_no_reason_to_hope() -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.05, 40)
     mean, spread = _regress(np.zeros((40, 2)), 0.2 + noise, np.array([[0.0, 0.0], [9.0, 9.0]]), 0.15)
-    assert mean[0] == pytest.approx(0.2, abs=0.03) and spread[0] < 0.02   # the mean of 40 is known better than any one of them
+    assert (
+        mean[0] == pytest.approx(0.2, abs=0.03) and spread[0] < 0.02
+    )  # the mean of 40 is known better than any one of them
     assert spread[1] > 0.05
 
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 import yaml
 from optuna.trial import TrialState
+from tiny import graded_family, tiny_tokenizer
+from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 
 from adaptive_pyramid import AdaptivePyramid, Profile
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.defaults import default_config
-from tiny import graded_family, tiny_tokenizer
-from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 from tuning import decodings, results, storage
 from tuning.costs import load_costs
 from tuning.evidence import Evidence
@@ -29,7 +29,12 @@ from tuning.settings import Settings
 from tuning.study import run_search
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "200",
+}
 
 
 def load_study(out: Path) -> optuna.Study:
@@ -54,9 +59,15 @@ def test_every_trial_is_measured_in_full(done) -> None:
         seen = trial.user_attrs
         assert seen["prompts"] == QUESTIONS and seen["tokens"] == QUESTIONS * TOKENS
         assert len(seen["seconds"]) == QUESTIONS and all(a > 0 and b > 0 for a, b in seen["seconds"])
-        assert trial.value == seen["ratio"] == pytest.approx(sum(a for a, _ in seen["seconds"]) / sum(b for _, b in seen["seconds"]), rel=0.01)
+        assert (
+            trial.value
+            == seen["ratio"]
+            == pytest.approx(sum(a for a, _ in seen["seconds"]) / sum(b for _, b in seen["seconds"]), rel=0.01)
+        )
         assert seen["ratio_interval"][0] <= seen["ratio"] <= seen["ratio_interval"][1]
-        assert seen["agreement"] == 1.0 and seen["mean_drift"] == 0.0   # fp64: a lossless method writes the target's text
+        assert (
+            seen["agreement"] == 1.0 and seen["mean_drift"] == 0.0
+        )  # fp64: a lossless method writes the target's text
         assert seen["predicted_ratio"] > 0 and seen["formula_ratio"] > 0
         assert list(trial.intermediate_values) == list(range(QUESTIONS))
 
@@ -71,7 +82,12 @@ def test_the_prior_and_the_untuned_default_are_the_first_trials(done) -> None:
 def test_the_profile_drives_generate(done, family) -> None:
     profile = Profile.load(done.out)
     assert profile == done.profile
-    assert (profile.task, profile.family, profile.tiers, profile.method) == ("csqa", "tiny", ("lookup", "middle", "target"), "pyramid")
+    assert (profile.task, profile.family, profile.tiers, profile.method) == (
+        "csqa",
+        "tiny",
+        ("lookup", "middle", "target"),
+        "pyramid",
+    )
     assert profile.rules == ("relaxed", "exact") and profile.dtype == "float64"
     assert profile.measured["speed_ratio"] >= 1.0 and profile.measured["speed_ratio_hf"] > 0
     assert profile.revisions["target"] == "repo: tiny, revision: 1"
@@ -106,27 +122,48 @@ def test_resuming_adds_trials_up_to_the_total(tmp_path, family) -> None:
     after = load_study(out)
     assert [(trial.params, trial.value) for trial in after.trials if trial.state == TrialState.COMPLETE][:2] == first
     assert len(storage.finished(after)) == 3 and outcome.profile.study["trials"] == 3
-    assert after.user_attrs["prior"] == before["prior"]   # calibrated once
+    assert after.user_attrs["prior"] == before["prior"]  # calibrated once
     search(out, trials=3, family=family)
     assert len(load_study(out).trials) == 3
 
 
-@pytest.mark.parametrize("change, named", [
-    ({"questions": 3}, "questions was 2 and is 3 now"), ({"max_new_tokens": 9}, "max_new_tokens was 8 and is 9 now"),
-    ({"seed": 1}, "seed was 0 and is 1 now"), ({"method": "polybasic"}, "method was 'pyramid' and is 'polybasic' now")], ids=str)
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"questions": 3}, "questions was 2 and is 3 now"),
+        ({"max_new_tokens": 9}, "max_new_tokens was 8 and is 9 now"),
+        ({"seed": 1}, "seed was 0 and is 1 now"),
+        ({"method": "polybasic"}, "method was 'pyramid' and is 'polybasic' now"),
+    ],
+    ids=str,
+)
 def test_other_settings_cannot_resume_a_study(done, family, change, named) -> None:
     with pytest.raises(ValueError, match=named):
         search(done.out, trials=5, family=family, **change)
 
 
 def test_a_search_of_another_target(tmp_path, capsys) -> None:
-    for name, model in zip(("small", "big"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=2048)):
+    for name, model in zip(
+        ("small", "big"), graded_family("llama", 2, dtype=torch.float32, max_position_embeddings=2048)
+    ):
         model.save_pretrained(tmp_path / name)
         tiny_tokenizer().save_pretrained(tmp_path / name)
     tiers = [{"name": name, "repo": name} for name in ("small", "big")]
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"name": "mine", "tiers": [{"name": "lookup", "lookup": True}, tiers[1]], "targets": {"pair": tiers}}))
-    asked = Settings("csqa", family=str(file), target="pair", trials=2, questions=QUESTIONS, max_new_tokens=TOKENS, out=tmp_path / "t.yaml")
+    file.write_text(
+        yaml.safe_dump(
+            {"name": "mine", "tiers": [{"name": "lookup", "lookup": True}, tiers[1]], "targets": {"pair": tiers}}
+        )
+    )
+    asked = Settings(
+        "csqa",
+        family=str(file),
+        target="pair",
+        trials=2,
+        questions=QUESTIONS,
+        max_new_tokens=TOKENS,
+        out=tmp_path / "t.yaml",
+    )
     profile = run_search(asked).profile
     assert profile.target == "pair" and profile.tiers == ("small", "big")
     ratios = profile.measured["speed_ratio_other_targets"]
@@ -190,7 +227,9 @@ def test_what_was_cut_short_is_queued_again_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         study.optimize(objective, n_trials=2)
     assert storage.requeue_interrupted(study) == 1 and storage.requeue_interrupted(study) == 0
-    assert [trial.system_attrs["fixed_params"] for trial in study.trials if trial.state == TrialState.WAITING] == [{"x": 3}]
+    assert [trial.system_attrs["fixed_params"] for trial in study.trials if trial.state == TrialState.WAITING] == [
+        {"x": 3}
+    ]
     study.optimize(lambda trial: float(trial.suggest_int("x", 0, 9)), n_trials=1)
     assert study.trials[-1].value == 3.0 and storage.requeue_interrupted(study) == 0
 
@@ -198,43 +237,62 @@ def test_what_was_cut_short_is_queued_again_once() -> None:
 def test_what_had_only_begun_is_queued_again() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"x": 3})
-    study.tell(study.ask().number, state=TrialState.FAIL)   # before it could suggest anything
+    study.tell(study.ask().number, state=TrialState.FAIL)  # before it could suggest anything
     assert storage.requeue_interrupted(study) == 1 and storage.requeue_interrupted(study) == 0
     study.optimize(lambda trial: float(trial.suggest_int("x", 0, 9)), n_trials=1)
     assert study.trials[-1].value == 3.0
 
 
 def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "tuning.search", *arguments], env=ENVIRONMENT, cwd=folder, capture_output=True,
-                          text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "tuning.search", *arguments],
+        env=ENVIRONMENT,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--task", "csqq"], "unknown task 'csqq'; did you mean 'csqa'?"),
-    (["--task", "csqa", "--family", "smollm2-135"], "unknown family 'smollm2-135'; did you mean 'smollm2-135m'?"),
-    (["--task", "csqa", "--target", "int5"], "unknown target of family 'smollm2-135m' 'int5'; did you mean 'int4'?"),
-    (["--task", "csqa", "--method", "pyramide"], "unknown method 'pyramide'; did you mean 'pyramid'?"),
-    (["--task", "csqa", "--trails", "3"], "unknown option '--trails'; did you mean '--trials'?"),
-    (["--task", "csqa", "--trials", "0"], "--trials must be at least 1, got 0"),
-    (["--task", "csqa", "--questions", "many"], "argument --questions: invalid int value: 'many'"),
-    (["--task", "csqa", "--questions", "5000"], "--questions 5000 leaves nothing to calibrate on"),
-    (["--task", "csqa", "--max-new-tokens", "-1"], "--max-new-tokens must be at least 2, got -1"),
-    (["--task", "csqa", "--min-score", "2"], "--min-score must be a finite number in [0, 1], got 2.0"),
-    (["--task", "csqa", "--sampler", "gpp"], "unknown --sampler 'gpp'; did you mean 'gp'?"),
-    (["--task", "csqa", "--clock", "walll"], "unknown --clock 'walll'; did you mean 'wall'?"),
-    (["--task", "csqa", "--costs", "gpu-24gb"], "expected --clock model with it, got --clock wall"),
-    (["--task", "csqa", "--cost-rows", "1b"], "--cost-rows belongs to --costs"),
-    (["--task", "csqa", "--clock", "model", "--costs", "gpu-24"], "unknown cost table 'gpu-24'; did you mean 'gpu-24gb'?"),
-    (["--task", "csqa", "--min-gain", "0.1", "--sampler", "tpe"], "--min-gain needs the sampler gp"),
-    (["--task", "csqa", "--multi-objective", "--min-score", "0.1"], "--multi-objective shows the whole front, so it takes no limits"),
-    (["--task", "csqa", "--data", "missing.jsonl"], "missing.jsonl"),
-    (["--task", "csqa", "--data", "broken.jsonl"], "broken.jsonl"),
-    (["--task", "broken.yaml"], "broken.yaml"),
-    (["--task", "csqa", "--family", "broken.yaml"], "broken.yaml"),
-    (["--task", "csqa", "--out", "nowhere/csqa.yaml"], "there is no directory 'nowhere'"),
-    (["--task", "csqa", "--out", "csqa.txt"], "--out must be a file that ends in .yaml"),
-    ([], "the following arguments are required: --task"),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--task", "csqq"], "unknown task 'csqq'; did you mean 'csqa'?"),
+        (["--task", "csqa", "--family", "smollm2-135"], "unknown family 'smollm2-135'; did you mean 'smollm2-135m'?"),
+        (
+            ["--task", "csqa", "--target", "int5"],
+            "unknown target of family 'smollm2-135m' 'int5'; did you mean 'int4'?",
+        ),
+        (["--task", "csqa", "--method", "pyramide"], "unknown method 'pyramide'; did you mean 'pyramid'?"),
+        (["--task", "csqa", "--trails", "3"], "unknown option '--trails'; did you mean '--trials'?"),
+        (["--task", "csqa", "--trials", "0"], "--trials must be at least 1, got 0"),
+        (["--task", "csqa", "--questions", "many"], "argument --questions: invalid int value: 'many'"),
+        (["--task", "csqa", "--questions", "5000"], "--questions 5000 leaves nothing to calibrate on"),
+        (["--task", "csqa", "--max-new-tokens", "-1"], "--max-new-tokens must be at least 2, got -1"),
+        (["--task", "csqa", "--min-score", "2"], "--min-score must be a finite number in [0, 1], got 2.0"),
+        (["--task", "csqa", "--sampler", "gpp"], "unknown --sampler 'gpp'; did you mean 'gp'?"),
+        (["--task", "csqa", "--clock", "walll"], "unknown --clock 'walll'; did you mean 'wall'?"),
+        (["--task", "csqa", "--costs", "gpu-24gb"], "expected --clock model with it, got --clock wall"),
+        (["--task", "csqa", "--cost-rows", "1b"], "--cost-rows belongs to --costs"),
+        (
+            ["--task", "csqa", "--clock", "model", "--costs", "gpu-24"],
+            "unknown cost table 'gpu-24'; did you mean 'gpu-24gb'?",
+        ),
+        (["--task", "csqa", "--min-gain", "0.1", "--sampler", "tpe"], "--min-gain needs the sampler gp"),
+        (
+            ["--task", "csqa", "--multi-objective", "--min-score", "0.1"],
+            "--multi-objective shows the whole front, so it takes no limits",
+        ),
+        (["--task", "csqa", "--data", "missing.jsonl"], "missing.jsonl"),
+        (["--task", "csqa", "--data", "broken.jsonl"], "broken.jsonl"),
+        (["--task", "broken.yaml"], "broken.yaml"),
+        (["--task", "csqa", "--family", "broken.yaml"], "broken.yaml"),
+        (["--task", "csqa", "--out", "nowhere/csqa.yaml"], "there is no directory 'nowhere'"),
+        (["--task", "csqa", "--out", "csqa.txt"], "--out must be a file that ends in .yaml"),
+        ([], "the following arguments are required: --task"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_a_mistake_gives_one_sentence(tmp_path, arguments, expected) -> None:
     (tmp_path / "broken.yaml").write_text("name: [unclosed")
     (tmp_path / "broken.jsonl").write_text('{"question": "what?"}\n')
@@ -244,9 +302,15 @@ def test_a_mistake_gives_one_sentence(tmp_path, arguments, expected) -> None:
     assert len(lines) == 1 and expected in lines[0], result.stderr
 
 
-@pytest.mark.parametrize("url, expected", [
-    ("study.db", "expected a database URL such as sqlite:///study.db"), ("sqlite:///no/such/folder/study.db", "unable to open"),
-    ("sqlite:///broken.db", "file is not a database"), ("oracle://nobody@nowhere/x", "expected a database URL")])
+@pytest.mark.parametrize(
+    "url, expected",
+    [
+        ("study.db", "expected a database URL such as sqlite:///study.db"),
+        ("sqlite:///no/such/folder/study.db", "unable to open"),
+        ("sqlite:///broken.db", "file is not a database"),
+        ("oracle://nobody@nowhere/x", "expected a database URL"),
+    ],
+)
 def test_storages_that_cannot_be_opened(tmp_path, monkeypatch, url, expected) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.db").write_text("not a database " * 100)
@@ -274,12 +338,17 @@ def test_what_if_costs_price_everything_and_say_so(tmp_path, family, capsys) -> 
     profile = search(out, trials=4, family=family, clock="model", costs="gpu-24gb", cost_rows=("1b", "8b")).profile
     study = load_study(out)
     assert study.user_attrs["prior"]["overhead"] == 0.0
-    table = {tier: {int(width): seconds for width, seconds in row.items()} for tier, row in study.user_attrs["prior"]["costs"].items()}
+    table = {
+        tier: {int(width): seconds for width, seconds in row.items()}
+        for tier, row in study.user_attrs["prior"]["costs"].items()
+    }
     shipped = load_costs("gpu-24gb").rows
     assert table == {"1": shipped["1b"], "2": shipped["8b"]}
-    for trial in study.trials:   # a token of the target costs 9.436 ms there, and some hundred of a prompt at most 0.2 s
+    for trial in study.trials:  # a token of the target costs 9.436 ms there, and some hundred of a prompt at most 0.2 s
         assert all(TOKENS * 0.0094 < alone < TOKENS * 0.0094 + 0.2 for alone, _ in trial.user_attrs["seconds"])
-    assert profile.costs is None and profile.device == "what-if gpu-24gb" and profile.study["costs"]["name"] == "gpu-24gb"
+    assert (
+        profile.costs is None and profile.device == "what-if gpu-24gb" and profile.study["costs"]["name"] == "gpu-24gb"
+    )
     assert "what-if costs 'gpu-24gb', modelled and not measured" in out.with_suffix(".md").read_text()
     assert Evidence.load(out).what_if == "gpu-24gb"
     with pytest.raises(ValueError, match="costs was .*1b.* and is None now"):
@@ -290,7 +359,7 @@ def test_what_if_costs_price_everything_and_say_so(tmp_path, family, capsys) -> 
 
 def test_a_study_ends_early_when_little_is_to_be_gained(tmp_path, family, capsys) -> None:
     search(tmp_path / "early.yaml", trials=9, family=family, clock="model", min_gain=0.9)
-    assert len(load_study(tmp_path / "early.yaml").trials) == 7   # the prior's and the default
+    assert len(load_study(tmp_path / "early.yaml").trials) == 7  # the prior's and the default
     assert "the study ends here" in capsys.readouterr().err
 
 
@@ -303,9 +372,15 @@ def test_other_samplers_by_flag(tmp_path, family, sampler) -> None:
 def test_two_objectives_show_the_front(tmp_path, family, capsys) -> None:
     outcome = search(tmp_path / "two.yaml", trials=4, method="fsd", family=family, clock="model", multi_objective=True)
     study = load_study(tmp_path / "two.yaml")
-    assert len(study.directions) == 2 and all(len(trial.values) == 2 and not trial.constraints for trial in study.trials)
+    assert len(study.directions) == 2 and all(
+        len(trial.values) == 2 and not trial.constraints for trial in study.trials
+    )
     assert "no trial is pruned" in capsys.readouterr().err and outcome.profile is not None
-    front = {trial.number for trial in study.trials if trial.user_attrs["ratio"] == max(t.user_attrs["ratio"] for t in study.trials)}
+    front = {
+        trial.number
+        for trial in study.trials
+        if trial.user_attrs["ratio"] == max(t.user_attrs["ratio"] for t in study.trials)
+    }
     assert front <= results.front(study.trials)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
+from toy_worker import DEADLY, QUEUED, open_toy
 
-from toy_worker import DEADLY, ONCE, QUEUED, open_toy
 from tuning import storage
 from tuning.locks import Lock
 from tuning.trials import SharedTrials
@@ -60,11 +60,13 @@ def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_
     trials, codes = toy_workers(url, 14, tmp_path, workers=4)
     assert codes == [0] * 4
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    assert len(complete) == 14 and not [trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)]
+    assert len(complete) == 14 and not [
+        trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)
+    ]
     values = sorted(int(trial.value) for trial in complete)
-    assert values[:QUEUED] == list(range(QUEUED))   # each queued trial once
+    assert values[:QUEUED] == list(range(QUEUED))  # each queued trial once
     assert set(values) <= set(measured(tmp_path))
-    assert len({path.name.rsplit("-", 1)[1] for path in tmp_path.glob("measured-*")}) > 1   # not all by one worker
+    assert len({path.name.rsplit("-", 1)[1] for path in tmp_path.glob("measured-*")}) > 1  # not all by one worker
 
 
 def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> None:
@@ -73,7 +75,7 @@ def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> N
     def let_the_other_try() -> None:
         if other.ident is None:
             other.start()
-            other.join(timeout=0.5)   # long enough for one that no lock holds back
+            other.join(timeout=0.5)  # long enough for one that no lock holds back
 
     opened = open_toy(url)
     SharedTrials(opened, 1, _objective, prepare_sampler=let_the_other_try).run()
@@ -87,9 +89,11 @@ def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path, 
     trials, codes = toy_workers(url, 9, tmp_path, workers=5)
     assert sorted(codes) == [-signal.SIGKILL] * 4 + [0]
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    assert len(complete) == 9 and not [trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)]
+    assert len(complete) == 9 and not [
+        trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)
+    ]
     values = {int(trial.value) for trial in complete}
-    assert set(range(QUEUED)) - {DEADLY} <= values and DEADLY not in values   # ONCE was done by another worker
+    assert set(range(QUEUED)) - {DEADLY} <= values and DEADLY not in values  # ONCE was done by another worker
     assert len([trial for trial in trials if trial.params == {"x": DEADLY}]) == 1 + storage.MAX_RETRIES
     assert all(trial.state == TrialState.FAIL for trial in trials if trial.params == {"x": DEADLY})
     # What killed three workers is not queued again by the next one that starts either.
@@ -100,7 +104,7 @@ def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url, heartbeat
     opened = open_toy(url)
     opened.study.enqueue_trial({"x": 5})
     with pytest.warns(UserWarning, match="Heartbeat of storage is supposed to be used with Study.optimize"):
-        opened.study.ask()   # running, and nobody will ever say that it lives
+        opened.study.ask()  # running, and nobody will ever say that it lives
     SharedTrials(opened, 2, _objective).run()
     trials = opened.study.trials
     assert [trial.state for trial in trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
@@ -168,9 +172,15 @@ def test_a_lock_is_free_when_its_holder_was_killed(url) -> None:
     assert asked and holder.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("url, expected", [
-    ("journal:///study", "journal storage has no heartbeat"), ("study.log", "journal storage has no heartbeat"),
-    ("mysql://someone@somewhere/x", "expected a database URL"), ("study.db", "expected a database URL")])
+@pytest.mark.parametrize(
+    "url, expected",
+    [
+        ("journal:///study", "journal storage has no heartbeat"),
+        ("study.log", "journal storage has no heartbeat"),
+        ("mysql://someone@somewhere/x", "expected a database URL"),
+        ("study.db", "expected a database URL"),
+    ],
+)
 def test_storages_that_workers_cannot_share(url, expected) -> None:
     with pytest.raises(ValueError, match=expected):
         storage.checked_url(url)

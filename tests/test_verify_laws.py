@@ -22,10 +22,12 @@ from adaptive_pyramid.decoding.sampling import KeyedNoise, PrivateNoise, Sampler
 from adaptive_pyramid.decoding.tokens import Tokens
 from adaptive_pyramid.decoding.verify import Proposal, Verdict, Verifier
 
-WIDTH = 2.0**-22      # of the bisection: 2.4e-7
+WIDTH = 2.0**-22  # of the bisection: 2.4e-7
 TOLERANCE = 1e-6
-SETTINGS = [dict(zip(("temperature", "top_k", "top_p", "min_p"), values))
-            for values in itertools.product((0.6, 1.0, 1.5), (0, 2), (1.0, 0.7), (0.0, 0.15))]
+SETTINGS = [
+    dict(zip(("temperature", "top_k", "top_p", "min_p"), values))
+    for values in itertools.product((0.6, 1.0, 1.5), (0, 2), (1.0, 0.7), (0.0, 0.15))
+]
 # 0 is off; each of the others lets some positions of the settings pass and not all (asserted).
 TAUS = {"exact": (0.0,), "match": (0.0,), "fuzzy": (0.0, 0.03, 0.1), "relaxed": (0.0, 0.15, 0.4)}
 RULES_AND_TAUS = [(rule, tau) for rule in RULES for tau in TAUS[rule]]
@@ -72,14 +74,23 @@ def random_logits(seed: int, rows: int = 2, spread: float = 0.8) -> tuple[torch.
     return p, p[:-1] + spread * torch.randn(rows - 1, VOCAB, generator=generator)
 
 
-def emitted_law(verifier: Verifier, noise: GivenNoise, logits: torch.Tensor, scores: torch.Tensor, draft_logits: torch.Tensor,
-                law: torch.Tensor, tau: float) -> tuple[np.ndarray, list[Verdict]]:
+def emitted_law(
+    verifier: Verifier,
+    noise: GivenNoise,
+    logits: torch.Tensor,
+    scores: torch.Tensor,
+    draft_logits: torch.Tensor,
+    law: torch.Tensor,
+    tau: float,
+) -> tuple[np.ndarray, list[Verdict]]:
     """Law [V] of the first token emitted for a proposal of one token drawn from `law` [1, V]; and one verdict per outcome."""
     verdicts: list[Verdict] = []
 
     def verify(x: int, *uniforms: float) -> Verdict:
         noise.values = list(uniforms)
-        return verifier.verify(Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position=7)
+        return verifier.verify(
+            Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position=7
+        )
 
     total = np.zeros(VOCAB)
     for x in range(VOCAB):
@@ -110,7 +121,9 @@ def emitted_law(verifier: Verifier, noise: GivenNoise, logits: torch.Tensor, sco
     return total, verdicts
 
 
-def prepared(settings: dict, seed: int) -> tuple[Sampler, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray]:
+def prepared(
+    settings: dict, seed: int
+) -> tuple[Sampler, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray]:
     sampler = Sampler(True, warpers(**settings))
     logits, draft_logits = random_logits(seed)
     scores, draft_scores = sampler.scores(logits, None, Tokens()), sampler.scores(draft_logits, None, Tokens())
@@ -132,9 +145,15 @@ def test_emitted_law_under_private_noise(rule, tau):
     for seed, settings in enumerate(SETTINGS):
         sampler, logits, scores, draft_logits, law, p, q = prepared(settings, seed)
         noise = GivenNoise()
-        measured, verdicts = emitted_law(Verifier(rule, "js", sampler, noise), noise, logits, scores, draft_logits, law, tau)
+        measured, verdicts = emitted_law(
+            Verifier(rule, "js", sampler, noise), noise, logits, scores, draft_logits, law, tau
+        )
         distance = 0.5 * np.abs(p[0] - q).sum()
-        compared = reference_divergence(*logits.double().numpy()[:1], draft_logits[0].double().numpy()) if rule == "fuzzy" else distance
+        compared = (
+            reference_divergence(*logits.double().numpy()[:1], draft_logits[0].double().numpy())
+            if rule == "fuzzy"
+            else distance
+        )
         loose = tau > 0 and compared <= tau
         loosened.add(loose)
         np.testing.assert_allclose(measured, q if loose else p[0], atol=TOLERANCE, err_msg=f"{settings}")
@@ -142,14 +161,16 @@ def test_emitted_law_under_private_noise(rule, tau):
         for verdict in verdicts:
             # What the verdict says about itself: the law of both tokens, and the distance of the first from p.
             np.testing.assert_allclose(verdict.laws[0], measured, atol=TOLERANCE)
-            np.testing.assert_allclose(verdict.drift[0], 0.5 * np.abs(measured - p[0]).sum() if loose else 0.0, atol=TOLERANCE)
+            np.testing.assert_allclose(
+                verdict.drift[0], 0.5 * np.abs(measured - p[0]).sum() if loose else 0.0, atol=TOLERANCE
+            )
             assert len(verdict.tokens) == len(verdict.laws) == len(verdict.drift) == verdict.n_accepted + 1
             if verdict.n_accepted:
                 np.testing.assert_allclose(verdict.laws[1], p[1], atol=TOLERANCE)
                 assert verdict.drift[1] == 0.0
             np.testing.assert_allclose(verdict.distances, [distance], atol=TOLERANCE)
             np.testing.assert_allclose(verdict.divergences, [compared], atol=TOLERANCE)
-    assert loosened == ({False} if tau == 0 else {False, True})   # both branches were really taken
+    assert loosened == ({False} if tau == 0 else {False, True})  # both branches were really taken
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -159,11 +180,13 @@ def test_bonus_token_is_drawn_from_the_verifiers_law(rule):
         noise = GivenNoise()
         verifier = Verifier(rule, "js", sampler, noise)
         x = int(p[0].argmax())
-        start = float(p[0][:x].sum() + p[0][x] / 2) if rule in ("match", "fuzzy") else 0.0   # accepted for certain
+        start = float(p[0][:x].sum() + p[0][x] / 2) if rule in ("match", "fuzzy") else 0.0  # accepted for certain
 
         def bonus(u: float) -> int:
             noise.values = [start, u]
-            verdict = verifier.verify(Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, 0.0, 7)
+            verdict = verifier.verify(
+                Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, 0.0, 7
+            )
             assert verdict.n_accepted == 1
             return verdict.tokens[1]
 
@@ -188,7 +211,11 @@ def test_emitted_law_of_a_point_mass_proposal(rule, tau):
                 noise.values = list(uniforms)
                 return verifier.verify(Proposal(Tokens([x]), 0, [0]), logits, scores, tau, 7)
 
-            accepted = step_lengths(lambda u: int(verify(u, 0.5).tokens[0] == x)).get(1, 0.0) if rule in ("exact", "relaxed") else None
+            accepted = (
+                step_lengths(lambda u: int(verify(u, 0.5).tokens[0] == x)).get(1, 0.0)
+                if rule in ("exact", "relaxed")
+                else None
+            )
             if accepted is not None:
                 np.testing.assert_allclose(accepted, 1.0 if loose else p[0][x], atol=TOLERANCE)
             for u, v in itertools.product((0.01, 0.3, 0.6, 0.99), repeat=2):
@@ -197,7 +224,7 @@ def test_emitted_law_of_a_point_mass_proposal(rule, tau):
                 np.testing.assert_allclose(verdict.drift[0], distance if loose else 0.0, atol=TOLERANCE)
                 assert p[0][verdict.tokens[0]] > 0 or loose
                 if verdict.n_accepted == 0:
-                    assert verdict.tokens[0] != x   # the residual of a point mass has nothing left at x
+                    assert verdict.tokens[0] != x  # the residual of a point mass has nothing left at x
 
 
 def test_no_proposal_draws_from_the_verifiers_law():
@@ -205,6 +232,7 @@ def test_no_proposal_draws_from_the_verifiers_law():
         sampler, logits, scores, _, _, p, _ = prepared(settings, 3)
         noise = GivenNoise()
         for rule in RULES:
+
             def draw(u: float) -> int:
                 noise.values = [u]
                 verdict = Verifier(rule, "js", sampler, noise).verify(None, logits[:1], scores[:1], 0.5, 7)
@@ -225,9 +253,14 @@ def test_coupled_noise_emits_the_shared_draw(rule, tau):
         position = 100 * seed
         x = noise.draw(law, position)
         verdict = Verifier(rule, "js", sampler, noise).verify(
-            Proposal(Tokens(x.tolist()), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position)
+            Proposal(Tokens(x.tolist()), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position
+        )
         distance = 0.5 * np.abs(p[0] - q).sum()
-        compared = reference_divergence(*logits.double().numpy()[:1], draft_logits[0].double().numpy()) if rule == "fuzzy" else distance
+        compared = (
+            reference_divergence(*logits.double().numpy()[:1], draft_logits[0].double().numpy())
+            if rule == "fuzzy"
+            else distance
+        )
         loose = tau > 0 and compared <= tau
         np.testing.assert_allclose(verdict.laws[0], q if loose else p[0], atol=TOLERANCE)
         np.testing.assert_allclose(verdict.drift[0], distance if loose else 0.0, atol=TOLERANCE)
@@ -272,7 +305,10 @@ def test_keyed_tiers_agree_as_often_as_the_coupling_bound_says():
     assert (1 - distance) / (1 + distance) - 0.015 <= agreement <= 1 - distance + 0.015
 
 
-@pytest.mark.parametrize(("rule", "tau"), [("exact", 0.0), ("match", 0.0), ("fuzzy", 0.0), ("fuzzy", 0.08), ("relaxed", 0.0), ("relaxed", 0.8)])
+@pytest.mark.parametrize(
+    ("rule", "tau"),
+    [("exact", 0.0), ("match", 0.0), ("fuzzy", 0.0), ("fuzzy", 0.08), ("relaxed", 0.0), ("relaxed", 0.8)],
+)
 def test_greedy_decisions(rule, tau):
     outcomes = set()
     for seed in range(60):
@@ -281,11 +317,16 @@ def test_greedy_decisions(rule, tau):
         scores = sampler.scores(logits, None, Tokens())
         x = draft_logits.argmax(-1).tolist()
         verdict = Verifier(rule, "js", sampler, None).verify(
-            Proposal(Tokens(x), 0, [0] * 3, logits=draft_logits), logits, scores, tau, 7)
+            Proposal(Tokens(x), 0, [0] * 3, logits=draft_logits), logits, scores, tau, 7
+        )
         best, expected, drift = scores.argmax(-1).tolist(), [], []
         for i in range(3):
             regret = float(scores[i, best[i]] - scores[i, x[i]])
-            compared = reference_divergence(logits[i].double().numpy(), draft_logits[i].double().numpy()) if rule == "fuzzy" else regret
+            compared = (
+                reference_divergence(logits[i].double().numpy(), draft_logits[i].double().numpy())
+                if rule == "fuzzy"
+                else regret
+            )
             loose = tau > 0 and rule in ("fuzzy", "relaxed") and compared <= tau
             if not loose and x[i] != best[i]:
                 break
@@ -298,7 +339,9 @@ def test_greedy_decisions(rule, tau):
         assert verdict.laws is None
         # A regret is log p(best) - log p(x) of the processed law.
         log_p = torch.log_softmax(scores, -1)
-        np.testing.assert_allclose(verdict.distances, [float(log_p[i, best[i]] - log_p[i, x[i]]) for i in range(3)], atol=1e-5)
+        np.testing.assert_allclose(
+            verdict.distances, [float(log_p[i, best[i]] - log_p[i, x[i]]) for i in range(3)], atol=1e-5
+        )
         outcomes.add("refused" if len(expected) < 3 else "bonus")
     assert {"refused", "bonus", (False, True)} <= outcomes or tau > 0
     if tau > 0:
@@ -314,7 +357,9 @@ def test_rows_of_a_longer_verdict_belong_to_their_positions():
         scores, law = sampler.scores(logits, None, Tokens()), sampler.law(sampler.scores(draft_logits, None, Tokens()))
         noise = PrivateNoise(seed)
         x = noise.draw(law, 0).tolist()
-        verdict = Verifier("relaxed", "js", sampler, noise).verify(Proposal(Tokens(x), 0, [0] * 4, laws=law), logits, scores, 0.15, 7)
+        verdict = Verifier("relaxed", "js", sampler, noise).verify(
+            Proposal(Tokens(x), 0, [0] * 4, laws=law), logits, scores, 0.15, 7
+        )
         p, n = sampler.law(scores), verdict.n_accepted
         distance = 0.5 * (p[:4] - law).abs().sum(-1)
         loose = distance <= 0.15
@@ -342,7 +387,9 @@ def test_budget_turns_a_loose_position_into_an_exact_one():
             def verify(self, *args, **kwargs):
                 return super().verify(*args, budget=DriftBudget(allowed), **kwargs)
 
-        measured, verdicts = emitted_law(Budgeted("relaxed", "js", sampler, noise), noise, logits, logits, draft_logits, law, 1.0)
+        measured, verdicts = emitted_law(
+            Budgeted("relaxed", "js", sampler, noise), noise, logits, logits, draft_logits, law, 1.0
+        )
         np.testing.assert_allclose(measured, law[0] if allowed > distance else p[0], atol=TOLERANCE)
         for verdict in verdicts:
             np.testing.assert_allclose(verdict.laws[0], measured, atol=TOLERANCE)
@@ -357,7 +404,9 @@ def test_equal_laws_are_always_accepted_and_leave_no_residual():
     noise = GivenNoise()
     for x, u in itertools.product(range(VOCAB), (0.0, 0.5, 1 - 2.0**-24)):
         noise.values = [u, 0.5]
-        verdict = Verifier("exact", "js", sampler, noise).verify(Proposal(Tokens([x]), 0, [0], laws=law), logits, logits, 0.0, 7)
+        verdict = Verifier("exact", "js", sampler, noise).verify(
+            Proposal(Tokens([x]), 0, [0], laws=law), logits, logits, 0.0, 7
+        )
         assert verdict.n_accepted == 1
 
 
@@ -369,7 +418,9 @@ def test_a_token_that_the_verifier_rules_out_is_refused_even_at_zero():
     for rule, proposed in itertools.product(("exact", "relaxed"), (law, None)):
         noise = GivenNoise()
         noise.values = [0.0, 0.0]
-        verdict = Verifier(rule, "js", sampler, noise).verify(Proposal(Tokens([x]), 0, [0], laws=proposed), logits, scores, 0.0, 7)
+        verdict = Verifier(rule, "js", sampler, noise).verify(
+            Proposal(Tokens([x]), 0, [0], laws=proposed), logits, scores, 0.0, 7
+        )
         assert verdict.n_accepted == 0 and sampler.law(scores)[0, verdict.tokens[0]] > 0
 
 
@@ -378,7 +429,8 @@ def test_near_ties_are_counted_and_leave_the_scores_alone():
     before = scores.clone()
     sampler = Sampler(False)
     verdict = Verifier("exact", "js", sampler, None, rounding=2**-8).verify(
-        Proposal(Tokens([0, 0]), 0, [0, 0]), scores, scores, 0.0, 7)
+        Proposal(Tokens([0, 0]), 0, [0, 0]), scores, scores, 0.0, 7
+    )
     assert verdict.near_ties == [True, False, True]
     assert torch.equal(scores, before)
     assert Verifier("exact", "js", sampler, None).verify(None, scores[:1], scores[:1], 0.0, 7).near_ties == []
@@ -406,7 +458,9 @@ DEFINITIONS = {
     "kl": lambda p, q: (warped_law(p) * np.log(warped_law(p) / warped_law(q))).sum(),
     "kl_rev": lambda p, q: (warped_law(q) * np.log(warped_law(q) / warped_law(p))).sum(),
     "logit_gap": lambda p, q: p.max() - p[q.argmax()],
-    "topk_1": topk_mismatch(1), "topk_5": topk_mismatch(5), "topk_20": topk_mismatch(20),
+    "topk_1": topk_mismatch(1),
+    "topk_5": topk_mismatch(5),
+    "topk_20": topk_mismatch(20),
 }
 
 
@@ -421,7 +475,7 @@ def test_fuzzy_compares_the_named_divergence_of_raw_logits(name):
     expected = DEFINITIONS[name](logits[0].double().numpy(), draft_logits[0].double().numpy())
     assert expected > 0.01
     verifier = Verifier("fuzzy", name, sampler, PrivateNoise(0))
-    x = int(scores[0].argmin())   # hopeless under the verifier's own draw
+    x = int(scores[0].argmin())  # hopeless under the verifier's own draw
     for tau, n_accepted in ((expected * 1.001, 1), (expected * 0.999, 0)):
         verdict = verifier.verify(Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, 7)
         assert verdict.n_accepted == n_accepted

@@ -1,6 +1,6 @@
 """A search over tiny models: `tiny_family()` for tests in this process, a command line for those that need another.
 
-    python tests/tiny_search.py OUT TRIALS [METHOD [WORKERS]]
+python tests/tiny_search.py OUT TRIALS [METHOD [WORKERS]]
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tiny import graded_family, tiny_tokenizer
 
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models.families import Family
-from tiny import graded_family, tiny_tokenizer
 from tuning.settings import Settings
 from tuning.study import Outcome, run_search
 
@@ -27,7 +27,11 @@ def tiny_family() -> Family:
     """A lookup and two models that agree on most tokens."""
     models = graded_family("llama", 2, dtype=torch.float64, max_position_embeddings=2048)
     names = ("lookup", "middle", "target")
-    sources = {"lookup": {"lookup": True}, "middle": {"from": "target", "layers": [0]}, "target": {"repo": "tiny", "revision": "1"}}
+    sources = {
+        "lookup": {"lookup": True},
+        "middle": {"from": "target", "layers": [0]},
+        "target": {"repo": "tiny", "revision": "1"},
+    }
     return Family("tiny", (Lookup(), *models), names, tiny_tokenizer(), (), sources, torch.float64)
 
 
@@ -50,11 +54,15 @@ def _die_once(marker: Path, *_: object) -> None:
 
 def search(out: Path, trials: int = 4, method: str = "pyramid", family: Family | None = None, **settings) -> Outcome:
     chosen = {"questions": QUESTIONS, "max_new_tokens": TOKENS, **settings}
-    return run_search(Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen), family or tiny_family())
+    return run_search(
+        Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen), family or tiny_family()
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     workers = int(sys.argv[4]) if len(sys.argv) > 4 else 1
-    outcome = search(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:4], workers=workers, clock="model" if workers > 1 else "wall")
+    outcome = search(
+        Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:4], workers=workers, clock="model" if workers > 1 else "wall"
+    )
     sys.exit(130 if outcome.interrupted else 0)

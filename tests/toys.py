@@ -1,6 +1,6 @@
 """Toys small enough to enumerate: table-driven models whose cache *is* the text, exact laws of whole outputs, chi-square.
 
-    from toys import toy_tables, toy_decoder, toy_request, exact_law, sampled_outputs, chi_square_p
+from toys import toy_tables, toy_decoder, toy_request, exact_law, sampled_outputs, chi_square_p
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import torch
 from scipy import stats
 from transformers import GenerationMixin, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 from transformers.generation.logits_process import (
-    MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from adaptive_pyramid.config import PyramidConfig
@@ -48,7 +51,9 @@ class TableModel(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head
 
-    def forward(self, input_ids: torch.Tensor, cache: Any = None, use_cache: bool = True, logits_to_keep: int = 0) -> SimpleNamespace:
+    def forward(
+        self, input_ids: torch.Tensor, cache: Any = None, use_cache: bool = True, logits_to_keep: int = 0
+    ) -> SimpleNamespace:
         ids = input_ids.to(torch.float32)[:, None, :, None]
         keys, _ = cache.update(ids, ids, 0)
         text = keys.long().flatten().tolist()
@@ -91,7 +96,9 @@ def warpers(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p:
     return chosen
 
 
-def warped_law(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray:
+def warped_law(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
     """The law [V] of one row of logits [V], float64, written again from the definitions: the reference for `warpers`."""
     law = np.exp(logits / temperature - np.max(logits / temperature))
     law /= law.sum()
@@ -100,7 +107,7 @@ def warped_law(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top
         law /= law.sum()
     if top_p < 1.0:
         order = np.argsort(-law)
-        before = np.cumsum(law[order]) - law[order]      # mass of what is more likely
+        before = np.cumsum(law[order]) - law[order]  # mass of what is more likely
         kept = order[before < top_p]
         law = np.where(np.isin(np.arange(len(law)), kept), law, 0.0)
         law /= law.sum()
@@ -110,15 +117,30 @@ def warped_law(logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top
     return law
 
 
-def toy_request(new: int = 3, do_sample: bool = True, seed: int = 0, seeded: bool = False, eos: Iterable[int] = (),
-                prompt: tuple[int, ...] = PROMPT, **settings: Any) -> GenerationRequest:
+def toy_request(
+    new: int = 3,
+    do_sample: bool = True,
+    seed: int = 0,
+    seeded: bool = False,
+    eos: Iterable[int] = (),
+    prompt: tuple[int, ...] = PROMPT,
+    **settings: Any,
+) -> GenerationRequest:
     """A request of `new` tokens; `settings` are those of `warpers`."""
-    return GenerationRequest(prompt, max_new_tokens=new, do_sample=do_sample, processors=warpers(**settings),
-                             eos=frozenset(eos), seed=seed, seeded=seeded)
+    return GenerationRequest(
+        prompt,
+        max_new_tokens=new,
+        do_sample=do_sample,
+        processors=warpers(**settings),
+        eos=frozenset(eos),
+        seed=seed,
+        seeded=seeded,
+    )
 
 
-def exact_law(table: torch.Tensor, new: int = 3, eos: Iterable[int] = (), prompt: tuple[int, ...] = PROMPT,
-              **settings: Any) -> dict[Output, float]:
+def exact_law(
+    table: torch.Tensor, new: int = 3, eos: Iterable[int] = (), prompt: tuple[int, ...] = PROMPT, **settings: Any
+) -> dict[Output, float]:
     """Every output of plain sampling with its probability."""
     rows = table.numpy()
     open_ends, done = {(): 1.0}, {}
@@ -133,9 +155,16 @@ def exact_law(table: torch.Tensor, new: int = 3, eos: Iterable[int] = (), prompt
     return {**done, **open_ends}
 
 
-def sampled_outputs(decoder: PyramidDecoder, config: PyramidConfig | Callable[[list[BlockStats]], PyramidConfig], method: Any,
-                    runs: int, first_seed: int = 0, drift_budget: float | None = None,
-                    on_finish: Callable[[Decoding, list[BlockStats]], None] | None = None, **request: Any) -> Counter[Output]:
+def sampled_outputs(
+    decoder: PyramidDecoder,
+    config: PyramidConfig | Callable[[list[BlockStats]], PyramidConfig],
+    method: Any,
+    runs: int,
+    first_seed: int = 0,
+    drift_budget: float | None = None,
+    on_finish: Callable[[Decoding, list[BlockStats]], None] | None = None,
+    **request: Any,
+) -> Counter[Output]:
     """How often each output occurs in `runs` decodings with consecutive seeds. `config` may choose from earlier blocks."""
     counts: Counter[Output] = Counter()
     for seed in range(first_seed, first_seed + runs):

@@ -15,14 +15,21 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 # What announces an answer ("Answer:", "the correct option would be"), and what may stand between it and the letter.
-CUE = re.compile(r"""\b(?:answer|option|choice)\b[\s*_`"']*
-                     (?:(?:(?:is|are|was|be|would|should|must)\b|[:=])[\s*_`"']*)+""", re.I | re.X)
-DECORATION = re.compile(r"""(?:[\s*_`"'“”‘’$({\[<] | \\boxed | \\text(?:bf)? | \b(?:the\s+)?(?:option|choice|letter)\b)+""",
-                        re.I | re.X)
+CUE = re.compile(
+    r"""\b(?:answer|option|choice)\b[\s*_`"']*
+                     (?:(?:(?:is|are|was|be|would|should|must)\b|[:=])[\s*_`"']*)+""",
+    re.I | re.X,
+)
+DECORATION = re.compile(
+    r"""(?:[\s*_`"'“”‘’$({\[<] | \\boxed | \\text(?:bf)? | \b(?:the\s+)?(?:option|choice|letter)\b)+""", re.I | re.X
+)
 # A minus after a word or a bracket is a subtraction, not a sign: "10-5" ends in 5.
-NUMBER = re.compile(r"""(?<![0-9])(?<![0-9]\.)  (?:(?<![\w)\]])-\$? | \$-?)?
+NUMBER = re.compile(
+    r"""(?<![0-9])(?<![0-9]\.)  (?:(?<![\w)\]])-\$? | \$-?)?
                         (?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]+)(?:\.[0-9]+)? | (?<!\.)\.[0-9]+)
-                        (?:[eE][+-]?[0-9]{1,2}(?!\w))?""", re.X)
+                        (?:[eE][+-]?[0-9]{1,2}(?!\w))?""",
+    re.X,
+)
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 CODE_LINE = re.compile(r"^(?:(?:def|async def|from|import|class)\b|@)", re.M)
 
@@ -43,20 +50,28 @@ def find_choice(output: str, choices: Mapping[str, str]) -> str | None:
     labels = "|".join(re.escape(label) for label in sorted(choices, key=len, reverse=True))
     hedge = re.compile(rf"(?:{labels})[)\]]?\s*(?:,|/|&|\bor\b|\band\b)\s*[(\[]?(?:option\s+)?(?:{labels})\b")
     for cue in reversed(list(CUE.finditer(output))):
-        tail = output[cue.end():]
+        tail = output[cue.end() :]
         decoration = DECORATION.match(tail)
-        tail = tail[decoration.end():] if decoration else tail
+        tail = tail[decoration.end() :] if decoration else tail
         if hedge.match(tail):
             return None
         found = _leading_text(tail, choices) or _leading_label(tail, choices, labels)
         if found:
             return found
-    lines = [re.sub(r"^(?:answer|option|choice)\s+", "", line.strip(" \t*_`\"'().[]"), flags=re.I)
-             for line in output.splitlines() if line.strip()]
-    marked = (re.findall(rf"\(({labels})\)", output)
-              + re.findall(rf"(?:^|(?<=[\s*\"'`]))({labels})(?:[.:](?=\s|\*|$)|\))", output, re.M))
-    for candidates in ([line for line in lines if line in choices], marked,
-                       _texts_in(lines[-1] if lines else "", choices), _texts_in(output, choices)):
+    lines = [
+        re.sub(r"^(?:answer|option|choice)\s+", "", line.strip(" \t*_`\"'().[]"), flags=re.I)
+        for line in output.splitlines()
+        if line.strip()
+    ]
+    marked = re.findall(rf"\(({labels})\)", output) + re.findall(
+        rf"(?:^|(?<=[\s*\"'`]))({labels})(?:[.:](?=\s|\*|$)|\))", output, re.M
+    )
+    for candidates in (
+        [line for line in lines if line in choices],
+        marked,
+        _texts_in(lines[-1] if lines else "", choices),
+        _texts_in(output, choices),
+    ):
         if candidates:
             return candidates[0] if len(set(candidates)) == 1 else None
     return None
@@ -74,8 +89,11 @@ def _leading_label(tail: str, choices: Mapping[str, str], labels: str) -> str | 
 def _leading_text(tail: str, choices: Mapping[str, str]) -> str | None:
     """The option whose text, an article aside, is the rest of the line ("Answer: A kitchen." with option kitchen)."""
     line = normalised(tail.splitlines()[0] if tail.strip() else "").strip(" *_`\"'().,!:;")
-    found = [label for label, text in choices.items()
-             if line in {f"{article}{normalised(text)}" for article in ("", "a ", "an ", "the ")}]
+    found = [
+        label
+        for label, text in choices.items()
+        if line in {f"{article}{normalised(text)}" for article in ("", "a ", "an ", "the ")}
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -113,7 +131,7 @@ def find_program(output: str, prompt: str, entry_point: str) -> str | None:
     function replaces the prompt's (imports and helpers above it stay); anything else is the function's body. Trailing
     lines that do not parse (prose, a function cut off by the token limit) are left out.
     """
-    preamble = prompt[:prompt.rindex(f"def {entry_point}(")]
+    preamble = prompt[: prompt.rindex(f"def {entry_point}(")]
     blocks = FENCE.findall(output) or [output]
     definition = re.compile(rf"^[ \t]*def {re.escape(entry_point)}\(", re.M)
     whole = [textwrap.dedent(block) for block in blocks if definition.search(block)]

@@ -114,7 +114,7 @@ class BlockTable:
             estimated=np.zeros(len(starts), bool),
             unseen=zeros(),
             first={tier: zeros() for tier in models},
-            cached={tier: starts - 1 for tier in models},
+            cached=dict.fromkeys(models, starts - 1),
             events=[] if details else None,
         )
 

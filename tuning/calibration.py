@@ -29,11 +29,11 @@ def calibrate(bench: Bench, examples: Sequence[Example], what_if: CostTable | No
             for prompt in prompts:
                 runs.append(bench.ar(prompt))
                 advance()
-                yield runs[-1].ids   # recorded at once, while the target's cache holds the prompt
+                yield runs[-1].ids  # recorded at once, while the target's cache holds the prompt
 
         recorded = record_answers(decoder, prompts, answers(), advance)
     outside = sorted(block.seconds - block.model_seconds for run in runs for block in run.stats.blocks)
     overhead = max(0.0, outside[len(outside) // 2])
     if what_if is not None:
-        costs, overhead = what_if.model(recorded.header), 0.0   # nothing measured here beside what is modelled
+        costs, overhead = what_if.model(recorded.header), 0.0  # nothing measured here beside what is modelled
     return {"costs": costs.to_dict(), "overhead": overhead, "traces": base64.b64encode(recorded.to_bytes()).decode()}

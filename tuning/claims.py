@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptive_pyramid.config import route_label
-
 from tuning.decodings import REFERENCE_TAUS, TAUS, Decodings, Run, Setting, totals
 from tuning.evidence import LENGTHS_D, LENGTHS_Q, Evidence, interval
 
 CONFIRMED, REFUTED, UNTOLD, UNMEASURED = "confirmed", "refuted", "cannot be told here", "not measured"
-MARGIN = 0.02          # speed that pays for nothing: below it, "faster" is not worth a word
-MIN_PROMPTS = 4        # an interval over fewer prompts means nothing
+MARGIN = 0.02  # speed that pays for nothing: below it, "faster" is not worth a word
+MIN_PROMPTS = 4  # an interval over fewer prompts means nothing
 _HIGH_TAU = 0.5
 
 
@@ -84,17 +83,24 @@ def basis(evidence: Evidence, decodings: Decodings) -> str:
     """Where the measured claims come from, in one sentence."""
     lengths = ", ".join(str(decodings.config.stage(tier).length) for tier in decodings.config.route[1:])
     names = " > ".join(evidence.names[tier] for tier in decodings.config.route)
-    return (f"Measured: real greedy decodings of {len(decodings)} questions on {names}, lengths {lengths}, "
-            f"taus of {evidence.method.divergence}; seconds are the forwards that happened, priced with the cost table.")
+    return (
+        f"Measured: real greedy decodings of {len(decodings)} questions on {names}, lengths {lengths}, "
+        f"taus of {evidence.method.divergence}; seconds are the forwards that happened, priced with the cost table."
+    )
 
 
 def lengths_claim(evidence: Evidence) -> Claim:
     """By replay: the best cell inside the band of ratios against the best outside."""
     route = evidence.pyramid_route
-    fields = {"the study's method, tau 0": (evidence.method, None), "PSD_F at tau .2": (evidence.named("psd_f"), REFERENCE_TAUS)}
+    fields = {
+        "the study's method, tau 0": (evidence.method, None),
+        "PSD_F at tau .2": (evidence.named("psd_f"), REFERENCE_TAUS),
+    }
     verdicts, numbers = [], []
     for name, (method, taus) in fields.items():
-        cells = {(d, q): evidence.seconds(evidence.config(route, (d, q), taus), method) for d in LENGTHS_D for q in LENGTHS_Q}
+        cells = {
+            (d, q): evidence.seconds(evidence.config(route, (d, q), taus), method) for d in LENGTHS_D for q in LENGTHS_Q
+        }
         alone = evidence.seconds(evidence.config((evidence.target,), ()))
         inside = [cell for cell in cells if 2 * cell[0] <= cell[1] <= 3 * cell[0]]
         outside = [cell for cell in cells if cell not in inside]
@@ -102,14 +108,20 @@ def lengths_claim(evidence: Evidence) -> Claim:
         best = [min(group, key=table.__getitem__) for group in (inside, outside)]
         groups = [np.array([cells[cell] for cell in group]) for group in (inside, outside)]
         # The best of each group is chosen anew in every resample: its choice is part of what is uncertain.
-        gain = Estimate(*interval(lambda drawn: (groups[1] @ drawn).min() / (groups[0] @ drawn).min(), evidence.n_traces), 1.0)
+        gain = Estimate(
+            *interval(lambda drawn: (groups[1] @ drawn).min() / (groups[0] @ drawn).min(), evidence.n_traces), 1.0
+        )
         verdicts.append(gain.verdict)
         said = [f"{cell[0]}, {cell[1]} ({alone.sum() / table[cell]:.2f} × ar)" for cell in best]
         numbers.append(f"{name}: best inside l_D, l_Q = {said[0]}, outside {said[1]}; speed inside over outside {gain}")
     verdict = verdicts[0] if len(set(verdicts)) == 1 else UNTOLD
-    reading = "The best cell with 2 l_D <= l_Q <= 3 l_D is faster than the best cell elsewhere; both fields below must agree."
-    what = (f"Modelled: {evidence.n_traces} recorded answers ({evidence.n_positions} tokens) replayed on {route_label(route)} and priced "
-            "with the cost table; passes off the recorded text are estimated.")
+    reading = (
+        "The best cell with 2 l_D <= l_Q <= 3 l_D is faster than the best cell elsewhere; both fields below must agree."
+    )
+    what = (
+        f"Modelled: {evidence.n_traces} recorded answers ({evidence.n_positions} tokens) replayed on {route_label(route)} and priced "
+        "with the cost table; passes off the recorded text are estimated."
+    )
     return Claim(LENGTHS, reading, verdict if evidence.n_traces >= MIN_PROMPTS else UNTOLD, tuple(numbers), what)
 
 
@@ -119,8 +131,10 @@ def order_claim(decodings: Decodings, source: str) -> Claim:
     kept, broken = ([_speeds(decodings, key(*pair)) for pair in pairs] for key in (_f, lambda low, high: _f(high, low)))
     more = Estimate(*interval(lambda drawn: _mean_spread(broken, drawn) - _mean_spread(kept, drawn), len(decodings)))
     every = np.ones(len(decodings))
-    numbers = (f"relative spread (standard deviation over mean) of the speed over prompts: {_mean_spread(kept, every):.3f} with tau_Q < tau_T, "
-               f"{_mean_spread(broken, every):.3f} with the same values exchanged; difference {more}",)
+    numbers = (
+        f"relative spread (standard deviation over mean) of the speed over prompts: {_mean_spread(kept, every):.3f} with tau_Q < tau_T, "
+        f"{_mean_spread(broken, every):.3f} with the same values exchanged; difference {more}",
+    )
     reading = "Over mirrored pairs (a, b) and (b, a) of PSD_F, the speed over ar varies less from prompt to prompt when tau_Q is the smaller."
     return Claim(ORDER, reading, more.verdict, numbers, source)
 
@@ -130,7 +144,10 @@ def high_tau_claim(decodings: Decodings, source: str) -> Claim:
     everything = {(q, t): decodings.runs(_f(q, t)) for q in TAUS for t in TAUS}
 
     def fastest(above: bool) -> tuple[float, float]:
-        return min((cell for cell in everything if (cell[1] > _HIGH_TAU) == above), key=lambda cell: _column(everything[cell], "seconds").sum())
+        return min(
+            (cell for cell in everything if (cell[1] > _HIGH_TAU) == above),
+            key=lambda cell: _column(everything[cell], "seconds").sum(),
+        )
 
     low, high = fastest(False), fastest(True)
     gain = Estimate(*_ratio(everything[low], everything[high]), 1.0)
@@ -142,11 +159,15 @@ def high_tau_claim(decodings: Decodings, source: str) -> Claim:
         verdict = REFUTED
     else:
         verdict = UNTOLD
-    numbers = (f"speed of (tau_Q, tau_T) = {high} over {low}, the fastest on either side: {gain}",
-               f"drift it adds, nats per token: {drift}",
-               f"score it loses: {loss}")
-    reading = (f"Hurts: drift rises or score falls beyond doubt. Does not pay: less than {MARGIN:.0%} faster beyond doubt. "
-               f"Refuted when it is more than {MARGIN:.0%} faster beyond doubt, or harmless.")
+    numbers = (
+        f"speed of (tau_Q, tau_T) = {high} over {low}, the fastest on either side: {gain}",
+        f"drift it adds, nats per token: {drift}",
+        f"score it loses: {loss}",
+    )
+    reading = (
+        f"Hurts: drift rises or score falls beyond doubt. Does not pay: less than {MARGIN:.0%} faster beyond doubt. "
+        f"Refuted when it is more than {MARGIN:.0%} faster beyond doubt, or harmless."
+    )
     return Claim(HIGH_TAU, reading, verdict, numbers, source)
 
 
@@ -160,9 +181,11 @@ def cascade_claim(decodings: Decodings, source: str) -> Claim:
     verdicts = (rise.verdict, drop.verdict)
     verdict = CONFIRMED if verdicts == (CONFIRMED, CONFIRMED) else REFUTED if REFUTED in verdicts else UNTOLD
     lost = ", ".join(f"{tau:g}: {totals(row)['lost']:.1f}" for tau, row in zip(TAUS, rows))
-    numbers = (f"fastest tau_Q: {TAUS[peak]:g}",
-               f"speed at tau_Q {TAUS[inner]:g} over tau_Q {TAUS[0]:g}: {rise}; over tau_Q {TAUS[-1]:g}: {drop}",
-               f"tokens that Q passed and T did not take, per 100 emitted, by tau_Q: {lost}")
+    numbers = (
+        f"fastest tau_Q: {TAUS[peak]:g}",
+        f"speed at tau_Q {TAUS[inner]:g} over tau_Q {TAUS[0]:g}: {rise}; over tau_Q {TAUS[-1]:g}: {drop}",
+        f"tokens that Q passed and T did not take, per 100 emitted, by tau_Q: {lost}",
+    )
     reading = "PSD_F, all tau_T pooled: the best tau_Q inside the grid is faster than both of its ends."
     return Claim(CASCADE, reading, verdict, numbers, source)
 
@@ -172,18 +195,25 @@ def variants_claim(decodings: Decodings, source: str) -> Claim:
     taus = [tau for tau in TAUS if tau > 0]
     fuzzy, assisted = ([decodings.runs(key(tau)) for tau in taus] for key in (lambda tau: _f(tau, tau), _a))
     faster = Estimate(*_ratio(_merged(assisted), _merged(fuzzy)), 1.0)
-    speeds = [[_speeds(decodings, key) for key in keys] for keys in ([_f(tau, tau) for tau in taus], [_a(tau) for tau in taus])]
+    speeds = [
+        [_speeds(decodings, key) for key in keys]
+        for keys in ([_f(tau, tau) for tau in taus], [_a(tau) for tau in taus])
+    ]
     scores = [[_column(runs, "score") for runs in group] for group in (fuzzy, assisted)]
     n = len(decodings)
     speed = Estimate(*interval(lambda drawn: _mean_spread(speeds[0], drawn) - _mean_spread(speeds[1], drawn), n))
     score = Estimate(*interval(lambda drawn: _mean_deviation(scores[0], drawn) - _mean_deviation(scores[1], drawn), n))
     verdicts = {faster.verdict, speed.verdict, score.verdict}
     verdict = CONFIRMED if verdicts == {CONFIRMED} else REFUTED if REFUTED in verdicts else UNTOLD
-    numbers = (f"speed of PSD_F over PSD_A: {faster}: {faster.verdict}",
-               f"relative spread of speed over prompts, PSD_F less PSD_A: {speed}: {speed.verdict}",
-               f"standard deviation of the score over prompts, PSD_F less PSD_A: {score}: {score.verdict}")
-    reading = (f"tau_Q = tau_T in PSD_F, the same tau_T in PSD_A, over tau {', '.join(f'{tau:g}' for tau in taus)}; all three parts must "
-               "hold, one that fails refutes.")
+    numbers = (
+        f"speed of PSD_F over PSD_A: {faster}: {faster.verdict}",
+        f"relative spread of speed over prompts, PSD_F less PSD_A: {speed}: {speed.verdict}",
+        f"standard deviation of the score over prompts, PSD_F less PSD_A: {score}: {score.verdict}",
+    )
+    reading = (
+        f"tau_Q = tau_T in PSD_F, the same tau_T in PSD_A, over tau {', '.join(f'{tau:g}' for tau in taus)}; all three parts must "
+        "hold, one that fails refutes."
+    )
     return Claim(VARIANTS, reading, verdict, numbers, source)
 
 
@@ -207,9 +237,17 @@ def _speeds(decodings: Decodings, key: str) -> np.ndarray:
 
 def _merged(settings: Sequence[Sequence[Run]]) -> list[Run]:
     """Several settings as one: sums per question (the mean of scores)."""
-    return [Run(sum(run.seconds for run in runs), sum(run.tokens for run in runs), sum(run.drift for run in runs),
-                sum(run.score for run in runs) / len(runs), sum(run.refused for run in runs), sum(run.lost for run in runs))
-            for runs in zip(*settings)]
+    return [
+        Run(
+            sum(run.seconds for run in runs),
+            sum(run.tokens for run in runs),
+            sum(run.drift for run in runs),
+            sum(run.score for run in runs) / len(runs),
+            sum(run.refused for run in runs),
+            sum(run.lost for run in runs),
+        )
+        for runs in zip(*settings)
+    ]
 
 
 def _ratio(slow: Sequence[Run], fast: Sequence[Run]) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from adaptive_pyramid.errors import unknown_name
 
-INTERRUPTED = 130   # the shell's code for Ctrl-C
+INTERRUPTED = 130  # the shell's code for Ctrl-C
 
 
 class OneSentenceParser(argparse.ArgumentParser):
@@ -28,8 +28,12 @@ class OneSentenceParser(argparse.ArgumentParser):
 def add_cost_options(cli: argparse.ArgumentParser, what: str) -> None:
     """--costs and --cost-rows, as `tuning.costs.load_costs` takes them. what: what they are for."""
     cli.add_argument("--costs", metavar="NAME|FILE", help=f"{what}: gpu-24gb, or a YAML file (docs/traces.md)")
-    cli.add_argument("--cost-rows", type=lambda text: tuple(text.split(",")), metavar="A,B",
-                     help="rows of --costs that stand for the models, draft first (default: all)")
+    cli.add_argument(
+        "--cost-rows",
+        type=lambda text: tuple(text.split(",")),
+        metavar="A,B",
+        help="rows of --costs that stand for the models, draft first (default: all)",
+    )
 
 
 @contextmanager
@@ -40,6 +44,6 @@ def one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
     except (ValueError, TypeError, OSError, ImportError) as error:
         cli.error(" ".join(str(error).split()))
     except RuntimeError as error:
-        if type(error).__name__ != "FamilyUnavailable":   # by name: importing the class would import torch
+        if type(error).__name__ != "FamilyUnavailable":  # by name: importing the class would import torch
             raise
         cli.error(" ".join(str(error).split()))

@@ -24,8 +24,13 @@ def note(text: str) -> None:
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr; yields what to call after each of `total` pieces of work."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=stderr) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)

@@ -34,7 +34,11 @@ class CostTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in the YAML file."""
-        return {"name": self.name, "description": self.description, "rows": {name: dict(row) for name, row in self.rows.items()}}
+        return {
+            "name": self.name,
+            "description": self.description,
+            "rows": {name: dict(row) for name, row in self.rows.items()},
+        }
 
     def only(self, names: Sequence[str]) -> CostTable:
         """The table with these rows, in this order: what stands for the tiers of traces with fewer models.

@@ -31,8 +31,10 @@ class CtrlC:
 
     def __enter__(self) -> CtrlC:
         self.pressed = False
-        self._holds = (threading.current_thread() is threading.main_thread()
-                       and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        self._holds = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
         if self._holds:
             signal.signal(signal.SIGINT, self._press)
         return self
@@ -57,5 +59,5 @@ class CtrlC:
     def _press(self, *_: Any) -> None:
         self.pressed = True
         if self._open:
-            self._open = False   # a second one would interrupt what cleans up after the first
+            self._open = False  # a second one would interrupt what cleans up after the first
             raise KeyboardInterrupt

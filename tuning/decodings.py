@@ -18,7 +18,6 @@ from adaptive_pyramid.config import PyramidConfig, route_label
 from adaptive_pyramid.models import families
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.stats import BlockStats
-
 from tuning.console import progress_bar
 from tuning.evidence import Evidence
 from tuning.measure import Bench, Timed
@@ -27,8 +26,8 @@ from tuning.scoring import Agreement
 from tuning.settings import Settings, choose_examples, questions_digest
 from tuning.tasks import Task
 
-TAUS = (0.0, 0.1, 0.2, 0.4, 0.6)   # nats of Jensen-Shannon divergence, whose largest value is log 2 = .69
-REFERENCE_TAUS = (0.2, 0.2)        # at which the lengths are chosen
+TAUS = (0.0, 0.1, 0.2, 0.4, 0.6)  # nats of Jensen-Shannon divergence, whose largest value is log 2 = .69
+REFERENCE_TAUS = (0.2, 0.2)  # at which the lengths are chosen
 
 
 @dataclass(frozen=True)
@@ -84,20 +83,28 @@ class Decodings:
         return [question[key] for question in self.questions]
 
     def save(self, path: Path) -> None:
-        data = {"made_with": self.made_with, "config": self.config.to_dict(),
-                "questions": [{key: asdict(run) for key, run in question.items()} for question in self.questions]}
+        data = {
+            "made_with": self.made_with,
+            "config": self.config.to_dict(),
+            "questions": [{key: asdict(run) for key, run in question.items()} for question in self.questions],
+        }
         partial = path.with_name(path.name + ".partial")
         partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-        partial.replace(path)   # Ctrl-C never leaves half a file
+        partial.replace(path)  # Ctrl-C never leaves half a file
 
     @classmethod
     def load(cls, path: Path) -> Decodings:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(PyramidConfig.from_dict(data["config"]), data["made_with"],
-                       [{key: Run(**run) for key, run in question.items()} for question in data["questions"]])
+            return cls(
+                PyramidConfig.from_dict(data["config"]),
+                data["made_with"],
+                [{key: Run(**run) for key, run in question.items()} for question in data["questions"]],
+            )
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} holds no decodings of this version ({error}); delete it to measure again") from None
+            raise ValueError(
+                f"{path} holds no decodings of this version ({error}); delete it to measure again"
+            ) from None
 
 
 def decodings_path(profile: Path) -> Path:
@@ -118,14 +125,36 @@ def known(evidence: Evidence) -> Decodings | None:
 
 def made_with(evidence: Evidence) -> dict[str, Any]:
     """Everything that the decodings depend on."""
-    names = ("task", "family", "tiers", "dtype", "device", "questions", "max_new_tokens", "seed", "questions_sha256", "versions")
+    names = (
+        "task",
+        "family",
+        "tiers",
+        "dtype",
+        "device",
+        "questions",
+        "max_new_tokens",
+        "seed",
+        "questions_sha256",
+        "versions",
+    )
     costs = json.dumps(evidence.costs.to_dict(), sort_keys=True).encode()
-    return {**{name: evidence.settings[name] for name in names}, "target": evidence.profile.target, "divergence": evidence.method.divergence, "taus": list(TAUS),
-            "costs_sha256": hashlib.sha256(costs).hexdigest()[:16]}
+    return {
+        **{name: evidence.settings[name] for name in names},
+        "target": evidence.profile.target,
+        "divergence": evidence.method.divergence,
+        "taus": list(TAUS),
+        "costs_sha256": hashlib.sha256(costs).hexdigest()[:16],
+    }
 
 
-def decode(evidence: Evidence, family: families.Family | None = None, task: str | None = None, data: str | None = None,
-           run_code: bool = False, progress: Callable[[str, int], Any] = progress_bar) -> Decodings:
+def decode(
+    evidence: Evidence,
+    family: families.Family | None = None,
+    task: str | None = None,
+    data: str | None = None,
+    run_code: bool = False,
+    progress: Callable[[str, int], Any] = progress_bar,
+) -> Decodings:
     """Measure what is missing, question by question.
 
     Args:
@@ -136,8 +165,10 @@ def decode(evidence: Evidence, family: families.Family | None = None, task: str 
         ValueError: no chain of three tiers, or other questions than the study's.
     """
     if evidence.pyramid_route is None:
-        raise ValueError("the claims are on three-tier decoding; expected a draft, a qualifier and a target, and the family has "
-                         + ", ".join(evidence.names))
+        raise ValueError(
+            "the claims are on three-tier decoding; expected a draft, a qualifier and a target, and the family has "
+            + ", ".join(evidence.names)
+        )
     found = known(evidence)
     if found is None:
         config = evidence.best_lengths(evidence.pyramid_route, evidence.named("psd_f"), REFERENCE_TAUS)
@@ -145,8 +176,14 @@ def decode(evidence: Evidence, family: families.Family | None = None, task: str 
     settings = evidence.settings
     if len(found) == settings["questions"]:
         return found
-    chosen = Settings(task or settings["task"], data=data, seed=settings["seed"], questions=settings["questions"],
-                      max_new_tokens=settings["max_new_tokens"], run_code=run_code)
+    chosen = Settings(
+        task or settings["task"],
+        data=data,
+        seed=settings["seed"],
+        questions=settings["questions"],
+        max_new_tokens=settings["max_new_tokens"],
+        run_code=run_code,
+    )
     loaded, examples, _ = choose_examples(chosen)
     if questions_digest(examples) != settings["questions_sha256"]:
         raise ValueError("these are not the questions of the study; give the --task and --data that it was made with")
@@ -162,8 +199,14 @@ def decode(evidence: Evidence, family: families.Family | None = None, task: str 
     return found
 
 
-def _measure(evidence: Evidence, pyramid: AdaptivePyramid, task: Task, question: Question, config: PyramidConfig,
-             progress: Callable[[], None]) -> dict[str, Run]:
+def _measure(
+    evidence: Evidence,
+    pyramid: AdaptivePyramid,
+    task: Task,
+    question: Question,
+    config: PyramidConfig,
+    progress: Callable[[], None],
+) -> dict[str, Run]:
     """Every setting, and `ar`, on one question."""
     tokens, price = evidence.settings["max_new_tokens"], evidence.prior.block_seconds
     alone = Bench(pyramid, evidence.method, tokens, price)
@@ -183,6 +226,7 @@ def _measure(evidence: Evidence, pyramid: AdaptivePyramid, task: Task, question:
 
 def _scorer(bench: Bench, task: Task, question: Question) -> Callable[[Sequence[Sequence[int]]], float]:
     """answers (per turn) -> the question's score in [0, 1]"""
+
     def text(answers: Sequence[Sequence[int]]) -> str | list[str]:
         texts = [bench.answer_text(ids) for ids in answers]
         return texts[0] if len(texts) == 1 else texts
@@ -197,14 +241,23 @@ def _scorer(bench: Bench, task: Task, question: Question) -> Callable[[Sequence[
 def _run(timed: Sequence[Timed], target: int, score: float) -> Run:
     blocks: list[BlockStats] = [block for one in timed for block in one.stats.blocks]
     top = [verification for block in blocks for verification in block.verifications if verification.tier == target]
-    return Run(sum(one.seconds for one in timed), sum(len(one.ids) for one in timed), sum(sum(block.drift) for block in blocks), score,
-               sum(verification.rejected for verification in top),
-               sum(verification.proposed - verification.accepted for verification in top))
+    return Run(
+        sum(one.seconds for one in timed),
+        sum(len(one.ids) for one in timed),
+        sum(sum(block.drift) for block in blocks),
+        score,
+        sum(verification.rejected for verification in top),
+        sum(verification.proposed - verification.accepted for verification in top),
+    )
 
 
 def totals(runs: Sequence[Run]) -> Mapping[str, float]:
     """Sums over questions, for people: tokens/s, nats per token, score, tokens lost per 100."""
     tokens = sum(run.tokens for run in runs)
-    return {"tokens_per_second": tokens / sum(run.seconds for run in runs), "drift": sum(run.drift for run in runs) / tokens,
-            "score": sum(run.score for run in runs) / len(runs), "lost": 100 * sum(run.lost for run in runs) / tokens,
-            "refused": 100 * sum(run.refused for run in runs) / tokens}
+    return {
+        "tokens_per_second": tokens / sum(run.seconds for run in runs),
+        "drift": sum(run.drift for run in runs) / tokens,
+        "score": sum(run.score for run in runs) / len(runs),
+        "lost": 100 * sum(run.lost for run in runs) / tokens,
+        "refused": 100 * sum(run.refused for run in runs) / tokens,
+    }

@@ -22,7 +22,6 @@ from adaptive_pyramid.decoding.method import METHODS, Method
 from adaptive_pyramid.errors import unknown_name
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.throughput import CostModel, ThroughputModel, insertion_advice
-
 from tuning import storage
 from tuning.prior import Prior
 from tuning.replay import Replay
@@ -95,7 +94,9 @@ class Evidence:
             raise ValueError(f"{path} names no study; expected a profile that tuning.search wrote")
         if url is None:
             if not path.with_suffix(".db").is_file():
-                raise FileNotFoundError(f"no study at {path.with_suffix('.db')}; expected it beside the profile, or --storage URL")
+                raise FileNotFoundError(
+                    f"no study at {path.with_suffix('.db')}; expected it beside the profile, or --storage URL"
+                )
             url = storage.default_storage(path)
         try:
             optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -103,13 +104,20 @@ class Evidence:
             if name not in known:
                 raise ValueError(unknown_name("study", name, known or ["none"]))
             study = optuna.load_study(study_name=name, storage=url)
-        except Exception as error:   # whatever the database's driver raises
+        except Exception as error:  # whatever the database's driver raises
             reason = (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"cannot read the study of {path} from {storage.shown(url)!r}: {reason}") from None
         data = study.user_attrs
         trials = [trial for trial in storage.finished(study) if "ratio" in trial.user_attrs]
-        return cls(profile, path, url, data["settings"], data["answers"], trials,
-                   Prior.from_dict(data["prior"], replace(METHODS[profile.method], divergence=profile.divergence)))
+        return cls(
+            profile,
+            path,
+            url,
+            data["settings"],
+            data["answers"],
+            trials,
+            Prior.from_dict(data["prior"], replace(METHODS[profile.method], divergence=profile.divergence)),
+        )
 
     @property
     def method(self) -> Method:
@@ -198,7 +206,12 @@ class Evidence:
     @cached_property
     def pyramid_route(self) -> Route | None:
         """The chain draft > qualifier > target that replay finds fastest; None with fewer than two models and three tiers."""
-        chains = [(draft, qualifier, self.target) for qualifier in self.models if qualifier < self.target for draft in range(qualifier)]
+        chains = [
+            (draft, qualifier, self.target)
+            for qualifier in self.models
+            if qualifier < self.target
+            for draft in range(qualifier)
+        ]
         return max(chains, key=lambda route: self.ratio(self.best_lengths(route)), default=None)
 
     def config(self, route: Route, lengths: Sequence[int], taus: Sequence[float] | None = None) -> PyramidConfig:
@@ -208,7 +221,9 @@ class Evidence:
             config = config.with_stage(tier, length=length, tau=tau)
         return config
 
-    def best_lengths(self, route: Route, method: Method | None = None, taus: Sequence[float] | None = None) -> PyramidConfig:
+    def best_lengths(
+        self, route: Route, method: Method | None = None, taus: Sequence[float] | None = None
+    ) -> PyramidConfig:
         """The fastest lengths of a route by replay, by coordinate ascent over LENGTHS_Q."""
         lengths = [4] * (len(route) - 1)
         if not lengths:
@@ -216,8 +231,12 @@ class Evidence:
         for _ in range(3):
             before = list(lengths)
             for i in range(len(lengths)):
-                lengths[i] = max(LENGTHS_Q, key=lambda length: self.ratio(
-                    self.config(route, [*lengths[:i], length, *lengths[i + 1 :]], taus), method))
+                lengths[i] = max(
+                    LENGTHS_Q,
+                    key=lambda length: self.ratio(
+                        self.config(route, [*lengths[:i], length, *lengths[i + 1 :]], taus), method
+                    ),
+                )
             if lengths == before:
                 break
         return self.config(route, lengths, taus)
@@ -241,8 +260,18 @@ class Evidence:
                 replay = self._replay(self.method)
                 pairs = {**replay.acceptance(best), **replay.acceptance(best.with_route((draft, self.target)))}
                 theorem = insertion_advice(ThroughputModel(self.costs, pairs, self.prior.overhead), best, qualifier)
-                found.append(Advice(route, qualifier, best, self.ratio(best), without, self.ratio(without),
-                                    theorem.cost_ratio, theorem.bound))
+                found.append(
+                    Advice(
+                        route,
+                        qualifier,
+                        best,
+                        self.ratio(best),
+                        without,
+                        self.ratio(without),
+                        theorem.cost_ratio,
+                        theorem.bound,
+                    )
+                )
         return found
 
 

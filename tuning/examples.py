@@ -109,11 +109,17 @@ def parse_csqa(row: Row) -> Parsed:
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(labels) < 2:
         raise ValueError(f"expected two or more choices, distinct labels and a text for each, got {labels}, {texts}")
     if row.get("answerKey") not in labels:
-        raise ValueError(f"expected 'answerKey' to be one of {', '.join(labels)}, got {row.get('answerKey')!r}"
-                         " (the public test split has no answers: use the validation split)")
+        raise ValueError(
+            f"expected 'answerKey' to be one of {', '.join(labels)}, got {row.get('answerKey')!r}"
+            " (the public test split has no answers: use the validation split)"
+        )
     lines = "\n".join(f"{label}. {text}" for label, text in zip(labels, texts))
-    return Parsed([{"question": stem, "choices": lines}], row["answerKey"], _id(row, "id"),
-                  {**meta, "choices": dict(zip(labels, texts))})
+    return Parsed(
+        [{"question": stem, "choices": lines}],
+        row["answerKey"],
+        _id(row, "id"),
+        {**meta, "choices": dict(zip(labels, texts))},
+    )
 
 
 def parse_gsm8k(row: Row) -> Parsed:
@@ -122,16 +128,19 @@ def parse_gsm8k(row: Row) -> Parsed:
     steps, mark, final = answer.rpartition("####")
     if not mark or not final.strip():
         raise ValueError(f"expected 'answer' to end with '#### <number>', got {answer[-60:]!r}")
-    return Parsed([{"question": _text(row, "question")}], final.strip(), _id(row, "id"),
-                  {**_rest(row, "id", "question", "answer"), "steps": steps.strip()})
+    return Parsed(
+        [{"question": _text(row, "question")}],
+        final.strip(),
+        _id(row, "id"),
+        {**_rest(row, "id", "question", "answer"), "steps": steps.strip()},
+    )
 
 
 def parse_humaneval(row: Row) -> Parsed:
     """HumanEval: `prompt` (signature and docstring), `test` (defines check(candidate)), `entry_point`."""
     if f"def {_text(row, 'entry_point')}(" not in _text(row, "prompt"):
         raise ValueError(f"expected 'prompt' to define the entry point {row['entry_point']!r}")
-    return Parsed([{"prompt": row["prompt"]}], _text(row, "test"), _id(row, "task_id"),
-                  _rest(row, "task_id", "test"))
+    return Parsed([{"prompt": row["prompt"]}], _text(row, "test"), _id(row, "task_id"), _rest(row, "task_id", "test"))
 
 
 def parse_spec_bench(row: Row) -> Parsed:
@@ -143,8 +152,12 @@ def parse_spec_bench(row: Row) -> Parsed:
 def parse_long_context(row: Row) -> Parsed:
     """LongBench: `context`, `input` (the question; `question` is read too), `answers` (any of them counts)."""
     key = "input" if "input" in row else "question"
-    return Parsed([{"context": _text(row, "context"), "question": _text(row, key)}], _texts(row, "answers"),
-                  _id(row, "_id", "id"), _rest(row, "context", key, "answers", "_id", "id"))
+    return Parsed(
+        [{"context": _text(row, "context"), "question": _text(row, key)}],
+        _texts(row, "answers"),
+        _id(row, "_id", "id"),
+        _rest(row, "context", key, "answers", "_id", "id"),
+    )
 
 
 def parse_prompts(row: Row) -> Parsed:
@@ -157,8 +170,14 @@ def parse_prompts(row: Row) -> Parsed:
     turns = [] if given == ["messages"] else [_text(row, given[0])]
     if not turns:
         system, history, turns = _chat(row["messages"], system)
-    return Parsed([{"text": turn} for turn in turns], row.get("reference"), _id(row, "id"),
-                  _rest(row, "id", "reference", "system", *given), system, history)
+    return Parsed(
+        [{"text": turn} for turn in turns],
+        row.get("reference"),
+        _id(row, "id"),
+        _rest(row, "id", "reference", "system", *given),
+        system,
+        history,
+    )
 
 
 def _chat(messages: Any, system: str | None) -> tuple[str | None, list[dict[str, str]], list[str]]:
@@ -227,8 +246,14 @@ def read_file(path: Path, format_name: str) -> Iterator[tuple[str, Row]]:
             yield where, row
 
 
-def build_examples(rows: Iterable[tuple[str, Row]], format_name: str, template: str, source: str,
-                   system: str | None = None, fewshot: Sequence[dict[str, str]] = ()) -> list[Example]:
+def build_examples(
+    rows: Iterable[tuple[str, Row]],
+    format_name: str,
+    template: str,
+    source: str,
+    system: str | None = None,
+    fewshot: Sequence[dict[str, str]] = (),
+) -> list[Example]:
     """The examples of `rows` ((where, row) pairs), with `template` filled in for every turn.
 
     `system` holds where a row brings none; the messages `fewshot` come before a row's own history. Rows without an id
@@ -248,8 +273,9 @@ def build_examples(rows: Iterable[tuple[str, Row]], format_name: str, template: 
             raise ValueError(f"{where}: expected a new id, got {name!r}, which {seen[name]} has")
         seen[name] = where
         turns = tuple(template.format(**fields) for fields in parsed.turns)
-        examples.append(Example(name, turns, parsed.reference, parsed.system or system,
-                                (*fewshot, *parsed.history), parsed.meta))
+        examples.append(
+            Example(name, turns, parsed.reference, parsed.system or system, (*fewshot, *parsed.history), parsed.meta)
+        )
     if not examples:
         raise ValueError(f"{source}: expected at least one example in {format_name} format, got none")
     return examples

@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from adaptive_pyramid.config import route_label
 from adaptive_pyramid.errors import unknown_name
 from adaptive_pyramid.profile import Profile
-
 from tuning.commandline import OneSentenceParser, one_sentence
 
 # The published packages whose own parsers the options were checked against.
-CHECKED = {"hf": "transformers 5.24.0", "vllm": "vllm 0.33.0", "llamacpp": "llama.cpp build 11434",
-           "sglang": "sglang 0.5.23"}
+CHECKED = {
+    "hf": "transformers 5.24.0",
+    "vllm": "vllm 0.33.0",
+    "llamacpp": "llama.cpp build 11434",
+    "sglang": "sglang 0.5.23",
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,13 @@ def export(profile: Profile, engine: str) -> Export:
     """
     if engine not in _ENGINES:
         raise ValueError(unknown_name("engine", engine, _ENGINES))
-    result = Export(engine, comments=[f"task {profile.task}, family {profile.family}, method {profile.method}, route "
-                                      f"{' > '.join(_names(profile, entry) for entry in profile.config.route)}"])
+    result = Export(
+        engine,
+        comments=[
+            f"task {profile.task}, family {profile.family}, method {profile.method}, route "
+            f"{' > '.join(_names(profile, entry) for entry in profile.config.route)}"
+        ],
+    )
     if len(profile.config.route) == 1:
         result.comments.append("this profile decodes with the target alone: no speculative options")
         return result
@@ -95,8 +103,10 @@ def _proposers(profile: Profile, comments: list[str]) -> list[Proposer]:
     for proposer in chain:
         if not proposer.usable:
             source = profile.revisions.get(proposer.name, "source unknown")
-            comments.append(f"tier {proposer.name!r} is derived from another ({source}): make it with the engine's own "
-                            "tools, then name it as the draft model")
+            comments.append(
+                f"tier {proposer.name!r} is derived from another ({source}): make it with the engine's own "
+                "tools, then name it as the draft model"
+            )
     usable = [proposer for proposer in chain if proposer.usable]
     return usable if len(route) == 2 else usable[:1]
 
@@ -113,8 +123,10 @@ def _proposer(profile: Profile, tier: int, length: int) -> Proposer:
 
 def _one(result: Export, proposers: Sequence[Proposer]) -> Proposer:
     if len(proposers) > 1:
-        result.comments.append(f"this engine takes one proposer: {proposers[1].name!r} is left out, which the profile "
-                               f"asks where {proposers[0].name!r} abstains")
+        result.comments.append(
+            f"this engine takes one proposer: {proposers[1].name!r} is left out, which the profile "
+            f"asks where {proposers[0].name!r} abstains"
+        )
     return proposers[0]
 
 
@@ -127,16 +139,23 @@ def _hugging_face(result: Export, proposers: Sequence[Proposer], profile: Profil
             result.comments.append(f"matches shorter than {proposer.ngram[1]} tokens cannot be ruled out")
     else:
         result.comments.append(f"pass assistant_model={_model(proposer)} to generate()")
-        options = {"num_assistant_tokens": proposer.length, "num_assistant_tokens_schedule": "constant",
-                   "assistant_confidence_threshold": 0.0}
+        options = {
+            "num_assistant_tokens": proposer.length,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
     result.options = json.dumps({"do_sample": profile.do_sample, **options})
 
 
 def _vllm(result: Export, proposers: Sequence[Proposer], profile: Profile) -> None:
     proposer = _one(result, proposers)
     if proposer.ngram:
-        options = {"method": "ngram", "num_speculative_tokens": proposer.length, "prompt_lookup_max": proposer.ngram[0],
-                   "prompt_lookup_min": proposer.ngram[1]}
+        options = {
+            "method": "ngram",
+            "num_speculative_tokens": proposer.length,
+            "prompt_lookup_max": proposer.ngram[0],
+            "prompt_lookup_min": proposer.ngram[1],
+        }
     else:
         options = {"method": "draft_model", "model": proposer.source, "num_speculative_tokens": proposer.length}
         if proposer.revision:
@@ -150,14 +169,24 @@ def _llama_cpp(result: Export, proposers: Sequence[Proposer], profile: Profile) 
         if proposer.ngram:
             kinds.append("ngram-simple")
             flags += ["--spec-ngram-simple-size-n", proposer.ngram[1], "--spec-ngram-simple-size-m", proposer.length]
-            result.comments.append(f"ngram-simple matches exactly {proposer.ngram[1]} tokens; the profile tried up to "
-                                   f"{proposer.ngram[0]} first")
+            result.comments.append(
+                f"ngram-simple matches exactly {proposer.ngram[1]} tokens; the profile tried up to "
+                f"{proposer.ngram[0]} first"
+            )
         else:
             kinds.append("draft-simple")
-            flags += ["--spec-draft-hf", proposer.source, "--spec-draft-n-max", proposer.length,
-                      "--spec-draft-p-min", 0]
-            result.comments.append(f"--spec-draft-hf wants a GGUF repository: put the converted {_model(proposer)} "
-                                   "there, or a file after -md")
+            flags += [
+                "--spec-draft-hf",
+                proposer.source,
+                "--spec-draft-n-max",
+                proposer.length,
+                "--spec-draft-p-min",
+                0,
+            ]
+            result.comments.append(
+                f"--spec-draft-hf wants a GGUF repository: put the converted {_model(proposer)} "
+                "there, or a file after -md"
+            )
     result.options = shlex.join(["--spec-type", ",".join(kinds), *map(str, flags)])
 
 
@@ -165,14 +194,30 @@ def _sglang(result: Export, proposers: Sequence[Proposer], profile: Profile) -> 
     proposer = _one(result, proposers)
     # Its draft tokens are counted with the one that the target itself gave.
     if proposer.ngram:
-        flags = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", proposer.length + 1,
-                 "--speculative-ngram-max-bfs-breadth", 1]
-        result.comments.append(f"the shortest and longest match ({proposer.ngram[1]} and {proposer.ngram[0]} tokens) "
-                               "have no counterpart")
+        flags = [
+            "--speculative-algorithm",
+            "NGRAM",
+            "--speculative-num-draft-tokens",
+            proposer.length + 1,
+            "--speculative-ngram-max-bfs-breadth",
+            1,
+        ]
+        result.comments.append(
+            f"the shortest and longest match ({proposer.ngram[1]} and {proposer.ngram[0]} tokens) have no counterpart"
+        )
     else:
-        flags = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", proposer.source,
-                 "--speculative-num-steps", proposer.length, "--speculative-eagle-topk", 1,
-                 "--speculative-num-draft-tokens", proposer.length + 1]
+        flags = [
+            "--speculative-algorithm",
+            "STANDALONE",
+            "--speculative-draft-model-path",
+            proposer.source,
+            "--speculative-num-steps",
+            proposer.length,
+            "--speculative-eagle-topk",
+            1,
+            "--speculative-num-draft-tokens",
+            proposer.length + 1,
+        ]
         if proposer.revision:
             flags += ["--speculative-draft-model-revision", proposer.revision]
     result.options = shlex.join(map(str, flags))
@@ -191,8 +236,9 @@ def _names(profile: Profile, entry: int | tuple[int, ...]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the options; returns the exit code."""
-    cli = OneSentenceParser("tuning.export", description=__doc__, allow_abbrev=False,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser(
+        "tuning.export", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cli.add_argument("profile", help="the profile's path")
     cli.add_argument("--to", required=True, metavar="|".join(_ENGINES), help="the engine")
     given = cli.parse_args(arguments)

@@ -12,14 +12,13 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.defaults import default_config
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
-
 from tuning.measure import Bench, Timed, in_rotation
 from tuning.objective import Question, Tally
 from tuning.prior import Prior
 from tuning.results import config_of
 
 FINALISTS = 3
-FINAL_QUESTIONS = 6   # enough to undo most of the luck, and half a trial's time per finalist
+FINAL_QUESTIONS = 6  # enough to undo most of the luck, and half a trial's time per finalist
 
 
 @dataclass
@@ -53,8 +52,13 @@ class Finals:
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
 
-def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence[FrozenTrial],
-                progress: Callable[[], None] = lambda: None, others: Mapping[str, Bench] = {}) -> Finals:
+def play_finals(
+    bench: Bench,
+    questions: Sequence[Question],
+    finalists: Sequence[FrozenTrial],
+    progress: Callable[[], None] = lambda: None,
+    others: Mapping[str, Bench] = {},
+) -> Finals:
     """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn.
 
     `others`: by name, the family with other targets, whose `ar` is timed as well.
@@ -62,7 +66,7 @@ def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence
     finals = Finals(list(finalists), [Tally() for _ in finalists], other_targets={name: [] for name in others})
     configs = [config_of(trial) for trial in finalists]
     for other in others.values():
-        other.ar(questions[0].prompts[0])   # the first run of a model that was just loaded is slower than all others
+        other.ar(questions[0].prompts[0])  # the first run of a model that was just loaded is slower than all others
     turn = 0
     for question in questions:
         for prompt, answer in zip(question.prompts, question.answers):
@@ -83,8 +87,16 @@ def play_finals(bench: Bench, questions: Sequence[Question], finalists: Sequence
     return finals
 
 
-def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: FrozenTrial, finals: Finals | None,
-                 ar_score: Mapping[str, Any], study: Mapping[str, Any]) -> Profile:
+def make_profile(
+    task: str,
+    family: Any,
+    bench: Bench,
+    prior: Prior,
+    trial: FrozenTrial,
+    finals: Finals | None,
+    ar_score: Mapping[str, Any],
+    study: Mapping[str, Any],
+) -> Profile:
     """The profile of a trial's config; of target-only decoding if the config turned out no faster.
 
     `finals` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
@@ -97,17 +109,29 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
         seen, ratio_hf = finals.tallies[finals.winner].to_dict(), finals.over_hugging_face(finals.winner)
         ratios = finals.over_other_targets(finals.winner)
     measured: dict[str, Any] = {
-        "speed_ratio": seen["ratio"], "speed_ratio_interval": list(seen["ratio_interval"]),
-        "answer_speed_ratio": seen["answer_ratio"], "tokens_per_second": seen["tokens_per_second"],
-        "acceptance": _by_tier(seen["acceptance"]), "acceptance_length": _by_tier(seen["acceptance_length"]),
-        "agreement": seen["agreement"], "mean_drift": seen["mean_drift"], "score": dict(trial.user_attrs["score"]),
-        "prompts": seen["prompts"], "predicted_ratio": trial.user_attrs["predicted_ratio"],
+        "speed_ratio": seen["ratio"],
+        "speed_ratio_interval": list(seen["ratio_interval"]),
+        "answer_speed_ratio": seen["answer_ratio"],
+        "tokens_per_second": seen["tokens_per_second"],
+        "acceptance": _by_tier(seen["acceptance"]),
+        "acceptance_length": _by_tier(seen["acceptance_length"]),
+        "agreement": seen["agreement"],
+        "mean_drift": seen["mean_drift"],
+        "score": dict(trial.user_attrs["score"]),
+        "prompts": seen["prompts"],
+        "predicted_ratio": trial.user_attrs["predicted_ratio"],
     }
-    shipped = max(1.0, 1.0 / seen["ratio"])   # tokens/s of what is shipped over the finalist's
+    shipped = max(1.0, 1.0 / seen["ratio"])  # tokens/s of what is shipped over the finalist's
     if seen["ratio"] <= 1.0:
         # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
-        measured = {"speed_ratio": 1.0, "tokens_per_second": seen["ar_tokens_per_second"], "mean_drift": 0.0,
-                    "agreement": 1.0, "score": dict(ar_score), "prompts": seen["prompts"]}
+        measured = {
+            "speed_ratio": 1.0,
+            "tokens_per_second": seen["ar_tokens_per_second"],
+            "mean_drift": 0.0,
+            "agreement": 1.0,
+            "score": dict(ar_score),
+            "prompts": seen["prompts"],
+        }
         config = config.with_route((config.target,))
     if ratio_hf is not None:
         measured["speed_ratio_hf"] = ratio_hf * shipped
@@ -116,14 +140,25 @@ def make_profile(task: str, family: Any, bench: Bench, prior: Prior, trial: Froz
     here = bench.pyramid.description()
     method, what_if = bench.method, study.get("costs")
     return Profile(
-        task=task, family=family.name, target=study.get("target", "auto"), tiers=tuple(here["tiers"]),
-        method=method.name, config=with_spare_stages(config), rules=(method.lower, method.top),
-        divergence=method.divergence, do_sample=False, measured=measured,
-        costs=None if what_if else prior.costs, dtype=here["dtype"], study=dict(study),
+        task=task,
+        family=family.name,
+        target=study.get("target", "auto"),
+        tiers=tuple(here["tiers"]),
+        method=method.name,
+        config=with_spare_stages(config),
+        rules=(method.lower, method.top),
+        divergence=method.divergence,
+        do_sample=False,
+        measured=measured,
+        costs=None if what_if else prior.costs,
+        dtype=here["dtype"],
+        study=dict(study),
         device=f"what-if {what_if['name']}" if what_if else here["device"],
         versions={name: str(number) for name, number in here["versions"].items()},
-        revisions={name: source_text(family.sources[name], model)
-                   for name, model in zip(family.tier_names, family.models)})
+        revisions={
+            name: source_text(family.sources[name], model) for name, model in zip(family.tier_names, family.models)
+        },
+    )
 
 
 def with_spare_stages(config: PyramidConfig) -> PyramidConfig:

@@ -42,7 +42,7 @@ class Lock:
             self._acquire_on_server(waiting)
         elif self._file is not None:
             folder = Path(self._file.lock_file).parent
-            if not folder.is_dir():   # FileLock would create it
+            if not folder.is_dir():  # FileLock would create it
                 raise FileNotFoundError(f"unable to open a database there: there is no directory {str(folder)!r}")
             try:
                 self._file.acquire(timeout=0)
@@ -53,7 +53,7 @@ class Lock:
     def release(self) -> None:
         """Give it back; nothing happens if it is not held."""
         if self._connection is not None:
-            self._connection.close()   # and with the connection goes its lock
+            self._connection.close()  # and with the connection goes its lock
             self._connection = None
         if self._file is not None:
             self._file.release()

@@ -19,25 +19,31 @@ import torch
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.method import Method
-from adaptive_pyramid.decoding.tokens import Sequence as Text, Tokens
+from adaptive_pyramid.decoding.tokens import Tokens, TokenSequence
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.stats import BlockStats, GenerationStats
 from adaptive_pyramid.throughput import CostModel, measure_costs
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 128)   # the last one is there for prompts
+WIDTHS = (1, 2, 4, 8, 16, 32, 128)  # the last one is there for prompts
 CONTEXT = 128
 REPEATS = 5
 
 
-def cost_table(decoder: PyramidDecoder, ids: Sequence[int], context: int = CONTEXT, widths: Sequence[int] = WIDTHS,
-               repeats: int = REPEATS, progress: Callable[[], None] = lambda: None) -> CostModel:
+def cost_table(
+    decoder: PyramidDecoder,
+    ids: Sequence[int],
+    context: int = CONTEXT,
+    widths: Sequence[int] = WIDTHS,
+    repeats: int = REPEATS,
+    progress: Callable[[], None] = lambda: None,
+) -> CostModel:
     """Median seconds of a forward of each model tier over every width, on top of `context` cached tokens.
 
     `ids` is any text of the family, repeated until it is long enough. `progress` is called after every forward.
     """
     needed = context + max(widths)
     text = (list(ids) * (needed // len(ids) + 1))[:needed]
-    texts = {width: Text(text[: context + width]) for width in widths}
+    texts = {width: TokenSequence(text[: context + width]) for width in widths}
 
     def forward(tier: int, width: int) -> float:
         scorer = decoder.scorers[tier]
@@ -50,7 +56,7 @@ def cost_table(decoder: PyramidDecoder, ids: Sequence[int], context: int = CONTE
 
     with torch.inference_mode():
         for scorer in decoder.scorers.values():
-            scorer.logits(Text(text[:context]), Tokens(), last=1)
+            scorer.logits(TokenSequence(text[:context]), Tokens(), last=1)
         costs = measure_costs(forward, list(decoder.scorers), widths, repeats, progress)
     decoder.clear_caches()
     # Prompts are priced by going on with the last slope. On a busy machine noise can make that negative, and a long
@@ -140,8 +146,12 @@ class Bench:
         run = self._generate(prompt, method="ar", suppress_tokens=self.special, max_new_tokens=half)
         pace = statistics.median(seconds for seconds, _ in run.blocks[1:])
         missing = self.max_new_tokens - half
-        return replace(run, seconds=run.seconds + missing * pace, blocks=[*run.blocks, *[(pace, 1)] * missing],
-                       planned=self.max_new_tokens)
+        return replace(
+            run,
+            seconds=run.seconds + missing * pace,
+            blocks=[*run.blocks, *[(pace, 1)] * missing],
+            planned=self.max_new_tokens,
+        )
 
     def run(self, prompt: Sequence[int], config: PyramidConfig) -> Timed:
         """The method under test with `config`."""
@@ -162,8 +172,13 @@ class Bench:
         ids = torch.tensor([list(prompt)], device=self.target.device)
         started = time.perf_counter()
         with torch.inference_mode():
-            sequences = self.target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                                             max_new_tokens=self.max_new_tokens, suppress_tokens=self.special)
+            sequences = self.target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=self.max_new_tokens,
+                suppress_tokens=self.special,
+            )
         new = sequences[0, len(prompt) :].tolist()
         return Timed(new, time.perf_counter() - started)
 
@@ -195,8 +210,9 @@ def in_rotation(runs: Sequence[Callable[[], Timed]], turn: int) -> list[Timed]:
     return [found[index] for index in range(len(runs))]
 
 
-def ratio_interval(reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000,
-                   seed: int = 0) -> tuple[float, float]:
+def ratio_interval(
+    reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
     """95 % bootstrap interval, over prompts in pairs, of sum(reference) / sum(seconds)."""
     rows = np.random.default_rng(seed).integers(0, len(seconds), size=(resamples, len(seconds)))
     ratios = np.asarray(reference)[rows].sum(1) / np.asarray(seconds)[rows].sum(1)

@@ -13,7 +13,6 @@ import optuna
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.prompts import read_prompts
 from adaptive_pyramid.stats import BlockStats, GenerationStats
-
 from tuning.examples import Example
 from tuning.measure import Bench, Timed, in_rotation, ratio_interval
 from tuning.prior import Prior
@@ -22,7 +21,7 @@ from tuning.settings import Limits
 from tuning.space import Space
 from tuning.tasks import Task
 
-MIN_QUESTIONS = 12   # a trial is never pruned on fewer: its number should mean something
+MIN_QUESTIONS = 12  # a trial is never pruned on fewer: its number should mean something
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,12 @@ class Question:
     answers: list[list[int]]
 
 
-def ask(bench: Bench, examples: Sequence[Example], answers: Sequence[Sequence[list[int]]] | None = None,
-        progress: Callable[[], None] = lambda: None) -> list[Question]:
+def ask(
+    bench: Bench,
+    examples: Sequence[Example],
+    answers: Sequence[Sequence[list[int]]] | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Question]:
     """The target's answers to `examples`; taken from `answers` (per example and turn) where they are known already."""
     questions = []
     for index, example in enumerate(examples):
@@ -65,7 +68,7 @@ class Tally:
 
     ar: list[Timed] = field(default_factory=list)
     own: list[Timed] = field(default_factory=list)
-    until_end: list[tuple[float, float]] = field(default_factory=list)   # seconds to the answer's own end: ar, own
+    until_end: list[tuple[float, float]] = field(default_factory=list)  # seconds to the answer's own end: ar, own
 
     def add(self, ar: Timed, own: Timed, answer_tokens: int) -> None:
         self.ar.append(ar)
@@ -99,11 +102,14 @@ class Tally:
         ar, own = self._kept()
         paces = [[run.seconds / run.tokens for run in runs] for runs in (ar, own)]
         return {
-            "ratio": self.ratio, "ratio_interval": list(ratio_interval(*paces)),
+            "ratio": self.ratio,
+            "ratio_interval": list(ratio_interval(*paces)),
             "ratio_median": statistics.median(b / a for a, b in zip(*self._speeds())),
             "answer_ratio": sum(a for a, _ in self.until_end) / sum(b for _, b in self.until_end),
-            "tokens_per_second": _tokens_per_second(own), "ar_tokens_per_second": _tokens_per_second(ar),
-            "prompts": len(self.own), "tokens": sum(run.tokens for run in self.own),
+            "tokens_per_second": _tokens_per_second(own),
+            "ar_tokens_per_second": _tokens_per_second(ar),
+            "prompts": len(self.own),
+            "tokens": sum(run.tokens for run in self.own),
             "acceptance": {str(stage.tier): stage.acceptance_rate for stage in tested},
             "acceptance_length": {str(stage.tier): stage.acceptance_length for stage in stats.stages},
             "agreement": sum(map(agreement, self.ar, self.own)) / len(self.own),
@@ -151,8 +157,7 @@ class Objective:
         self._ar_values = self.task.per_example(texts, examples)
         self.ar_score = self.task.score(texts, examples)
 
-    def __call__(self, trial: optuna.Trial,
-                 claimed: Callable[[], None] = lambda: None) -> float | tuple[float, float]:
+    def __call__(self, trial: optuna.Trial, claimed: Callable[[], None] = lambda: None) -> float | tuple[float, float]:
         """Measure a trial; `claimed` is called once its parameters are stored, before the slow part."""
         config = self.space.suggest(trial)
         predicted = self.prior.predict(config)
@@ -170,7 +175,7 @@ class Objective:
                 tally.add(*timed, answer_tokens=len(answer))
             self.progress()
             if self.with_score:
-                continue   # a study of two objectives takes no intermediate values and prunes nothing
+                continue  # a study of two objectives takes no intermediate values and prunes nothing
             trial.report(tally.own[-1].tokens_per_second / tally.ar[-1].tokens_per_second, index)
             if index + 1 >= MIN_QUESTIONS and index + 1 < len(self.questions) and trial.should_prune():
                 _remember(trial, tally.to_dict())
@@ -193,8 +198,10 @@ class Objective:
         """
         if self.bench.method.lossless:
             return self.ar_score, (0.0, 0.0, 0.0)
-        texts = [self._texts([self.bench.answer(prompt, config).ids for prompt in question.prompts])
-                 for question in self.questions]
+        texts = [
+            self._texts([self.bench.answer(prompt, config).ids for prompt in question.prompts])
+            for question in self.questions
+        ]
         values = self.task.per_example(texts, self._examples)
         return self.task.score(texts, self._examples), paired_bootstrap(self._ar_values, values)
 
@@ -219,4 +226,3 @@ def _blocks(run: Timed) -> list[BlockStats]:
 
 def _tokens_per_second(runs: Sequence[Timed]) -> float:
     return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
-

@@ -69,10 +69,14 @@ dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .
 def page(title: str, head: str, sections: Sequence[tuple[str, str]]) -> str:
     """The document: `head` and the (heading, HTML) sections, linked from the top."""
     links = "".join(f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections))
-    body = "".join(f'<section id="s{i}"><h2>{escape(heading)}</h2>{html}</section>' for i, (heading, html) in enumerate(sections))
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title><style>{_STYLE}</style></head>'
-            f"<body><main>{head}<nav>{links}</nav>{body}</main></body></html>\n")
+    body = "".join(
+        f'<section id="s{i}"><h2>{escape(heading)}</h2>{html}</section>' for i, (heading, html) in enumerate(sections)
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title><style>{_STYLE}</style></head>'
+        f"<body><main>{head}<nav>{links}</nav>{body}</main></body></html>\n"
+    )
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -82,17 +86,21 @@ def paragraph(text: str, kind: str = "") -> str:
 
 def tiles(entries: Sequence[tuple[str, str]]) -> str:
     """(number, what it is) in boxes, the first one stressed."""
-    boxes = (f'<div class="tile{" first" if i == 0 else ""}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
-             for i, (number, what) in enumerate(entries))
+    boxes = (
+        f'<div class="tile{" first" if i == 0 else ""}"><b>{escape(number)}</b><span>{escape(what)}</span></div>'
+        for i, (number, what) in enumerate(entries)
+    )
     return f'<div class="tiles">{"".join(boxes)}</div>'
 
 
 def figure(drawn: Picture, title: str, caption: str, kind: str) -> str:
     """A picture in both schemes; `kind` is "measured", "recorded" or "modelled"."""
     light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (drawn.light, drawn.dark))
-    return (f'<figure><h3>{escape(title)}</h3><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-            f'<img src="{light}" alt="{escape(drawn.alt)}"></picture>'
-            f'<figcaption><span class="tag {kind}">{kind}</span>{escape(caption)}</figcaption></figure>')
+    return (
+        f'<figure><h3>{escape(title)}</h3><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(drawn.alt)}"></picture>'
+        f'<figcaption><span class="tag {kind}">{kind}</span>{escape(caption)}</figcaption></figure>'
+    )
 
 
 def grid(figures: Sequence[str]) -> str:
@@ -108,7 +116,9 @@ def table(rows: Sequence[Mapping[str, str]], best: str | None = None) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = ""
     for row in rows:
-        cells = "".join(f'<td data-name="{escape(column)}"{_wide(column, row)}>{escape(row[column])}</td>' for column in columns)
+        cells = "".join(
+            f'<td data-name="{escape(column)}"{_wide(column, row)}>{escape(row[column])}</td>' for column in columns
+        )
         body += f'<tr class="best">{cells}</tr>' if row[columns[0]] == best else f"<tr>{cells}</tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -122,8 +132,10 @@ def claim(text: str, reading: str, verdict: str, numbers: Sequence[str], basis: 
     """One claim with its verdict."""
     items = "".join(f"<li>{escape(number)}</li>" for number in numbers)
     notes = "".join(f'<p class="reading">{escape(note)}</p>' for note in (reading, basis) if note)
-    return (f'<div class="claim {verdict.split()[0]}"><h3>{escape(text)}</h3><span class="verdict">{escape(verdict)}</span>'
-            f"<ul>{items}</ul>{notes}</div>")
+    return (
+        f'<div class="claim {verdict.split()[0]}"><h3>{escape(text)}</h3><span class="verdict">{escape(verdict)}</span>'
+        f"<ul>{items}</ul>{notes}</div>"
+    )
 
 
 def definitions(entries: Mapping[str, str]) -> str:

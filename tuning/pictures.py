@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-WIDTH = 4.8   # inches: on a phone of 360 px, 10 pt letters are then 10 px high
+WIDTH = 4.8  # inches: on a phone of 360 px, 10 pt letters are then 10 px high
 _DPI = 200
 
 
@@ -25,8 +25,22 @@ class Palette:
     series: tuple[str, ...]
 
 
-LIGHT = Palette("#ffffff", "#1b2430", "#66717f", "#e3e7ec", "#0a7f5a", ("#1f6fb2", "#d1660b", "#0a8f6a", "#b2478f", "#8a6d00", "#4b4fa8"))
-DARK = Palette("#171c23", "#e4e9ef", "#97a3b1", "#2d3540", "#45c997", ("#63b3f0", "#f39b4a", "#45c997", "#e58bc3", "#e0c24a", "#a3a6f5"))
+LIGHT = Palette(
+    "#ffffff",
+    "#1b2430",
+    "#66717f",
+    "#e3e7ec",
+    "#0a7f5a",
+    ("#1f6fb2", "#d1660b", "#0a8f6a", "#b2478f", "#8a6d00", "#4b4fa8"),
+)
+DARK = Palette(
+    "#171c23",
+    "#e4e9ef",
+    "#97a3b1",
+    "#2d3540",
+    "#45c997",
+    ("#63b3f0", "#f39b4a", "#45c997", "#e58bc3", "#e0c24a", "#a3a6f5"),
+)
 
 
 @dataclass(frozen=True)
@@ -82,21 +96,45 @@ def _style(palette: Palette) -> dict[str, Any]:
     from cycler import cycler
 
     return {
-        "font.family": "DejaVu Sans", "font.size": 9.5, "axes.titlesize": 10, "legend.fontsize": 8.5, "figure.facecolor": palette.page,
-        "axes.facecolor": palette.page, "savefig.facecolor": palette.page, "text.color": palette.ink, "axes.labelcolor": palette.ink,
-        "axes.edgecolor": palette.grid, "xtick.color": palette.faint, "ytick.color": palette.faint, "axes.grid": True,
-        "grid.color": palette.grid, "grid.linewidth": 0.8, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-        "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0, "legend.frameon": False,
-        "lines.linewidth": 1.8, "axes.prop_cycle": cycler(color=palette.series),
+        "font.family": "DejaVu Sans",
+        "font.size": 9.5,
+        "axes.titlesize": 10,
+        "legend.fontsize": 8.5,
+        "figure.facecolor": palette.page,
+        "axes.facecolor": palette.page,
+        "savefig.facecolor": palette.page,
+        "text.color": palette.ink,
+        "axes.labelcolor": palette.ink,
+        "axes.edgecolor": palette.grid,
+        "xtick.color": palette.faint,
+        "ytick.color": palette.faint,
+        "axes.grid": True,
+        "grid.color": palette.grid,
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "xtick.minor.size": 0,
+        "ytick.minor.size": 0,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "axes.prop_cycle": cycler(color=palette.series),
     }
 
 
 def front(name: str, alt: str, points: Sequence[Point], y_label: str) -> Picture:
     """Speed ratio against score or drift, with intervals, and the front as a line."""
+
     def paint(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
-        looks = {"front": (palette.good, "on the front"), "measured": (palette.series[0], "measured"),
-                 "limit": (palette.series[1], "breaks a limit"), "pruned": (palette.faint, "pruned")}
+        looks = {
+            "front": (palette.good, "on the front"),
+            "measured": (palette.series[0], "measured"),
+            "limit": (palette.series[1], "breaks a limit"),
+            "pruned": (palette.faint, "pruned"),
+        }
         axes.axvline(1.0, color=palette.faint, linewidth=1, linestyle=":")
         for state, (color, label) in looks.items():
             chosen = [point for point in points if point.state == state]
@@ -104,7 +142,18 @@ def front(name: str, alt: str, points: Sequence[Point], y_label: str) -> Picture
                 x, y = [point.x for point in chosen], [point.y for point in chosen]
                 spread = [[point.x - point.low for point in chosen], [point.high - point.x for point in chosen]]
                 rise = [[point.y - point.y_low for point in chosen], [point.y_high - point.y for point in chosen]]
-                axes.errorbar(x, y, xerr=spread, yerr=rise, fmt="o", color=color, markersize=6, elinewidth=1, alpha=0.9, label=label)
+                axes.errorbar(
+                    x,
+                    y,
+                    xerr=spread,
+                    yerr=rise,
+                    fmt="o",
+                    color=color,
+                    markersize=6,
+                    elinewidth=1,
+                    alpha=0.9,
+                    label=label,
+                )
         best = sorted((point.x, point.y) for point in points if point.state == "front")
         axes.plot(*zip(*best) if len(best) > 1 else ([], []), color=palette.good, linewidth=1.2)
         axes.set(xlabel="speed, × target-only decoding", ylabel=y_label)
@@ -122,8 +171,12 @@ def ranking(name: str, alt: str, points: Sequence[Point], labels: Mapping[int, s
         axes = figure.subplots()
         axes.axvline(1.0, color=palette.faint, linewidth=1, linestyle=":")
         for row, point in enumerate(ordered):
-            color = {"front": palette.good, "limit": palette.series[1], "pruned": palette.faint}.get(point.state, palette.series[0])
-            axes.plot([point.low, point.high], [row, row], color=color, linewidth=2.5, alpha=0.45, solid_capstyle="round")
+            color = {"front": palette.good, "limit": palette.series[1], "pruned": palette.faint}.get(
+                point.state, palette.series[0]
+            )
+            axes.plot(
+                [point.low, point.high], [row, row], color=color, linewidth=2.5, alpha=0.45, solid_capstyle="round"
+            )
             axes.plot(point.x, row, "o", color=color, markersize=6)
         axes.set_yticks(range(len(ordered)), [labels[point.number] for point in ordered], fontsize=8)
         axes.grid(axis="y", visible=False)
@@ -135,6 +188,7 @@ def ranking(name: str, alt: str, points: Sequence[Point], labels: Mapping[int, s
 
 def predictions(name: str, alt: str, rows: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Picture:
     """(predicted, measured, low, high) by kind of prediction, with the line where both are equal."""
+
     def paint(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         ends = [value for values in rows.values() for row in values for value in (row[0], row[1])]
@@ -143,22 +197,44 @@ def predictions(name: str, alt: str, rows: Mapping[str, Sequence[tuple[float, fl
         axes.plot(span, span, color=palette.faint, linewidth=1)
         for (label, values), marker in zip(rows.items(), ("o", "D")):
             predicted, measured, low, high = (np.array(column) for column in zip(*values))
-            axes.errorbar(predicted, measured, yerr=[measured - low, high - measured], fmt=marker, markersize=5.5, elinewidth=1,
-                          markerfacecolor="none" if marker == "D" else None, label=label, alpha=0.9)
+            axes.errorbar(
+                predicted,
+                measured,
+                yerr=[measured - low, high - measured],
+                fmt=marker,
+                markersize=5.5,
+                elinewidth=1,
+                markerfacecolor="none" if marker == "D" else None,
+                label=label,
+                alpha=0.9,
+            )
         axes.set(xlabel="predicted speed, × ar", ylabel="measured speed, × ar", xlim=tuple(span))
         _legend(figure, axes)
 
     return picture(name, alt, paint, height=3.8)
 
 
-def lines(name: str, alt: str, series: Mapping[str, Sequence[float]], x: Sequence[float], x_label: str, y_label: str, *,
-          bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None, logarithmic: bool = False,
-          share: bool = False, markers: bool = True) -> Picture:
+def lines(
+    name: str,
+    alt: str,
+    series: Mapping[str, Sequence[float]],
+    x: Sequence[float],
+    x_label: str,
+    y_label: str,
+    *,
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    logarithmic: bool = False,
+    share: bool = False,
+    markers: bool = True,
+) -> Picture:
     """One line per entry over x; `bands` are intervals around them, `share` fixes y to [0, 1]."""
+
     def paint(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         for (label, values), color, mark in zip(series.items(), _cycle(palette, len(series)), "osD^vPX*" * len(series)):
-            axes.plot(x[: len(values)], values, marker=mark if markers else None, markersize=4.5, color=color, label=label)
+            axes.plot(
+                x[: len(values)], values, marker=mark if markers else None, markersize=4.5, color=color, label=label
+            )
             if bands and label in bands:
                 axes.fill_between(x[: len(values)], *bands[label], color=color, alpha=0.15, linewidth=0)
         if logarithmic:
@@ -176,11 +252,14 @@ def lines(name: str, alt: str, series: Mapping[str, Sequence[float]], x: Sequenc
 
 def spreads(name: str, alt: str, rows: Mapping[str, Sequence[float]], x_label: str) -> Picture:
     """A violin with quartiles per row."""
+
     def paint(figure: Any, palette: Palette) -> None:
         axes = figure.subplots()
         for row, (values, color) in enumerate(zip(rows.values(), _cycle(palette, len(rows)))):
             if max(values) > min(values):
-                body = axes.violinplot(values, [row], orientation="horizontal", widths=0.8, showextrema=False)["bodies"][0]
+                body = axes.violinplot(values, [row], orientation="horizontal", widths=0.8, showextrema=False)[
+                    "bodies"
+                ][0]
                 body.set(facecolor=color, alpha=0.3)
             low, middle, high = np.percentile(values, [25, 50, 75])
             axes.plot([low, high], [row, row], color=color, linewidth=4, solid_capstyle="round")
@@ -193,8 +272,19 @@ def spreads(name: str, alt: str, rows: Mapping[str, Sequence[float]], x_label: s
     return picture(name, alt, paint, height=1.2 + 0.55 * len(rows))
 
 
-def heat_map(name: str, alt: str, values: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], row_label: str, column_label: str, *,
-             outlined: Callable[[int, int], bool] = lambda row, column: False, lowest_is_best: bool = False, digits: int = 2) -> Picture:
+def heat_map(
+    name: str,
+    alt: str,
+    values: np.ndarray,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    row_label: str,
+    column_label: str,
+    *,
+    outlined: Callable[[int, int], bool] = lambda row, column: False,
+    lowest_is_best: bool = False,
+    digits: int = 2,
+) -> Picture:
     """Numbers in coloured cells, the best one ringed; cells for which `outlined(row, column)` get a frame."""
     best = np.unravel_index(np.argmin(values) if lowest_is_best else np.argmax(values), values.shape)
 
@@ -210,13 +300,30 @@ def heat_map(name: str, alt: str, values: np.ndarray, rows: Sequence[Any], colum
             red, green, blue, _ = colors((value - low) / (high - low) if high > low else 0.5)
             dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
             is_best = (row, column) == best
-            axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=7.6, color="#ffffff" if dark else "#111111",
-                      fontweight="bold" if is_best else "normal")
+            axes.text(
+                column,
+                row,
+                f"{value:.{digits}f}",
+                ha="center",
+                va="center",
+                fontsize=7.6,
+                color="#ffffff" if dark else "#111111",
+                fontweight="bold" if is_best else "normal",
+            )
             if outlined(row, column) or is_best:
                 inset = 0.44 if is_best else 0.48
                 color = "#ff3b5c" if is_best else "#ffffff" if dark else "#111111"
-                axes.add_patch(Rectangle((column - inset, row - inset), 2 * inset, 2 * inset, fill=False, linewidth=2.2 if is_best else 0.9,
-                                         edgecolor=color, linestyle="-" if is_best else ":"))
+                axes.add_patch(
+                    Rectangle(
+                        (column - inset, row - inset),
+                        2 * inset,
+                        2 * inset,
+                        fill=False,
+                        linewidth=2.2 if is_best else 0.9,
+                        edgecolor=color,
+                        linestyle="-" if is_best else ":",
+                    )
+                )
         axes.set_xticks(range(len(columns)), [str(column) for column in columns])
         axes.set_yticks(range(len(rows)), [str(row) for row in rows])
         axes.grid(False)
@@ -233,4 +340,11 @@ def _legend(figure: Any, axes: Any) -> None:
     """Above the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper left", ncols=2 if max(map(len, labels)) > 18 else 3, columnspacing=1.2, handlelength=1.6)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=2 if max(map(len, labels)) > 18 else 3,
+            columnspacing=1.2,
+            handlelength=1.6,
+        )

@@ -50,7 +50,7 @@ class ReplayPlant:
         self.position = 0
         self.seconds = 0.0
         # The slot up to which each cache holds the text: nothing yet, not even the prompt.
-        self._cached = {tier: self._first - self._prompt for tier in flat.header.models}
+        self._cached = dict.fromkeys(flat.header.models, self._first - self._prompt)
 
     @property
     def info(self) -> RequestInfo:
@@ -162,7 +162,9 @@ class ReplayPlant:
             emitted=int(event.emitted[i]),
             relaxed=int(loosened.sum()) + int(off_loosened),
             # Below the target the decoder knows them of emitted tokens only.
-            entropy=_column(flat.entropy[tier], here, known if is_target else min(known, int(event.emitted[i])), proposed + 1),
+            entropy=_column(
+                flat.entropy[tier], here, known if is_target else min(known, int(event.emitted[i])), proposed + 1
+            ),
             proposal_entropy=_column(flat.entropy[proposer], here, known, proposed) if proposed else (),
             divergence=divergence,
             distance=distance,

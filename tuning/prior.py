@@ -15,7 +15,6 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel, ThroughputModel
-
 from tuning.acceptance import fitting
 from tuning.replay import Replay
 from tuning.traces import TraceSet
@@ -42,7 +41,7 @@ class Prior:
     method: Method
     overhead: float = 0.0
     _known: dict[PyramidConfig, Prediction] = field(default_factory=dict, repr=False)
-    _alone: float = field(default=0.0, repr=False)   # tokens/s of target-only decoding, once it was needed
+    _alone: float = field(default=0.0, repr=False)  # tokens/s of target-only decoding, once it was needed
 
     def __post_init__(self) -> None:
         self.replay = self.replay_of(self.method)
@@ -56,7 +55,9 @@ class Prior:
         """From what a study stores of its calibration: traces (base64 of a trace file), costs (tier -> width -> seconds), overhead."""
         if not isinstance(data["traces"], str):
             raise ValueError("the study holds traces as an older version of this library wrote them; start a new study")
-        costs = {int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()}
+        costs = {
+            int(tier): {int(width): seconds for width, seconds in row.items()} for tier, row in data["costs"].items()
+        }
         return cls(TraceSet.from_bytes(base64.b64decode(data["traces"])), CostModel(costs), method, data["overhead"])
 
     def predict(self, config: PyramidConfig) -> Prediction:
@@ -73,19 +74,27 @@ class Prior:
         forwards = sum(self.costs.seconds(forward.tier, forward.width) for forward in block.forwards)
         return forwards + self.overhead * len(block.verifications)
 
-    def ranked(self, candidates: Sequence[PyramidConfig], progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
+    def ranked(
+        self, candidates: Sequence[PyramidConfig], progress: Callable[[], None] = lambda: None
+    ) -> list[PyramidConfig]:
         """Best first; of equally good ones the shorter route, the smaller taus and lengths first.
 
         `progress` is called after each candidate's prediction.
         """
         keys = {}
         for config in candidates:
-            keys[config] = (-round(self.predict(config).ratio, 9), len(config.route), sum(stage.tau for stage in config.stages),
-                            sum(stage.length for stage in config.stages))
+            keys[config] = (
+                -round(self.predict(config).ratio, 9),
+                len(config.route),
+                sum(stage.tau for stage in config.stages),
+                sum(stage.length for stage in config.stages),
+            )
             progress()
         return sorted(candidates, key=keys.__getitem__)
 
-    def picks(self, candidates: Sequence[PyramidConfig], n: int, progress: Callable[[], None] = lambda: None) -> list[PyramidConfig]:
+    def picks(
+        self, candidates: Sequence[PyramidConfig], n: int, progress: Callable[[], None] = lambda: None
+    ) -> list[PyramidConfig]:
         """n promising and different configs: the best of each route, then the best of what is left.
 
         Later picks of a route differ from its earlier ones by a factor of 1.5 in some length, or by a tau that changes
@@ -107,15 +116,19 @@ class Prior:
         lengths = [sorted((one.stage(tier).length, other.stage(tier).length)) for tier in one.route[1:]]
         if any(high >= 1.5 * low for low, high in lengths):
             return True
-        return all(low == high for low, high in lengths) and abs(self.predict(one).ratio - self.predict(other).ratio) > 0.005
+        return (
+            all(low == high for low, high in lengths)
+            and abs(self.predict(one).ratio - self.predict(other).ratio) > 0.005
+        )
 
     def _formula(self, config: PyramidConfig) -> float:
         """The formula's ratio, with the prompts' forwards added on both sides."""
         model = ThroughputModel(self.costs, self.replay.acceptance(config), self.overhead)
         tokens = self.traces.tokens
-        prompts = {tier: sum(self.costs.seconds(tier, len(trace.prompt)) for trace in self.traces)
-                   for tier in (*config.tiers, config.target)}
+        prompts = {
+            tier: sum(self.costs.seconds(tier, len(trace.prompt)) for trace in self.traces)
+            for tier in (*config.tiers, config.target)
+        }
         alone = prompts[config.target] + tokens * (self.costs.seconds(config.target, 1) + self.overhead)
         together = sum(prompts[tier] for tier in config.tiers) + tokens / model.predict(config).tokens_per_second
         return alone / together
-

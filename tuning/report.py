@@ -53,15 +53,29 @@ def report_after_search(profile: Path, storage: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = OneSentenceParser("tuning.report", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser(
+        "tuning.report", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cli.add_argument("profile", help="a profile that tuning.search wrote")
     cli.add_argument("--out", metavar="FILE", help="the page (default: the profile's name, ending in .html)")
-    cli.add_argument("--storage", metavar="URL", help="the study's database (default: the SQLite file beside the profile)")
+    cli.add_argument(
+        "--storage", metavar="URL", help="the study's database (default: the SQLite file beside the profile)"
+    )
     cli.add_argument("--claims", action="store_true", help="run the decodings that the papers' claims need (resumable)")
-    cli.add_argument("--family", metavar="FILE", help="with --claims: the family's YAML file, if the study was made with one")
-    cli.add_argument("--task", metavar="FILE", help="with --claims: the task's YAML file, if the study was made with one")
-    cli.add_argument("--data", metavar="FILE", help="with --claims: the questions' file, if the study was made with one")
-    cli.add_argument("--run-code", action="store_true", help="with --claims: run generated code in a sandbox, for tasks with unit tests")
+    cli.add_argument(
+        "--family", metavar="FILE", help="with --claims: the family's YAML file, if the study was made with one"
+    )
+    cli.add_argument(
+        "--task", metavar="FILE", help="with --claims: the task's YAML file, if the study was made with one"
+    )
+    cli.add_argument(
+        "--data", metavar="FILE", help="with --claims: the questions' file, if the study was made with one"
+    )
+    cli.add_argument(
+        "--run-code",
+        action="store_true",
+        help="with --claims: run generated code in a sandbox, for tasks with unit tests",
+    )
     return cli
 
 
@@ -82,14 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 note("Interrupted: the questions decoded so far are kept; the same command goes on from there.")
                 return INTERRUPTED
         elif given.family or given.task or given.data or given.run_code:
-            raise ValueError("--family, --task, --data and --run-code say what --claims decodes; expected --claims with them")
+            raise ValueError(
+                "--family, --task, --data and --run-code say what --claims decodes; expected --claims with them"
+            )
         print(f"wrote {write_report(given.profile, given.out, given.storage)}")
     return 0
 
 
 def _measure_claims(given: argparse.Namespace) -> None:
     from adaptive_pyramid.models import families
-
     from tuning.decodings import decode
     from tuning.evidence import Evidence
 

@@ -16,13 +16,31 @@ from rich.table import Table
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
 
-COLUMNS = ("trial", "config", "predicted", "formula", "measured", "low", "high", "median", "tokens/s", "ar tokens/s",
-           "to the answer's end", "acceptance", "tokens per pass", "agreement", "drift", "score", "front", "prompts",
-           "state")
+COLUMNS = (
+    "trial",
+    "config",
+    "predicted",
+    "formula",
+    "measured",
+    "low",
+    "high",
+    "median",
+    "tokens/s",
+    "ar tokens/s",
+    "to the answer's end",
+    "acceptance",
+    "tokens per pass",
+    "agreement",
+    "drift",
+    "score",
+    "front",
+    "prompts",
+    "state",
+)
 
 
 BRIEF = ("trial", "config", "predicted", "measured", "low", "high", "tokens/s", "acceptance", "score", "state")
-_WIDE = 160   # characters that BRIEF needs; COLUMNS need half as many again
+_WIDE = 160  # characters that BRIEF needs; COLUMNS need half as many again
 
 
 def config_of(trial: FrozenTrial) -> PyramidConfig:
@@ -42,10 +60,15 @@ def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def front(trials: Sequence[FrozenTrial]) -> set[int]:
     """Numbers of the usable trials that no other beats in speed without losing score (the Pareto front)."""
-    points = {trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"])
-              for trial in filter(feasible, trials)}
-    return {number for number, (ratio, score) in points.items()
-            if not any(r >= ratio and s >= score and (r, s) != (ratio, score) for r, s in points.values())}
+    points = {
+        trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"])
+        for trial in filter(feasible, trials)
+    }
+    return {
+        number
+        for number, (ratio, score) in points.items()
+        if not any(r >= ratio and s >= score and (r, s) != (ratio, score) for r, s in points.values())
+    }
 
 
 def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
@@ -73,27 +96,45 @@ def _row(trial: FrozenTrial, tier_names: Sequence[str], on_front: bool) -> dict[
     seen: dict[str, Any] = trial.user_attrs
     low, high = seen["ratio_interval"]
     score = seen.get("score")
-    state = {TrialState.COMPLETE: "measured" if feasible(trial) else "breaks " + ", ".join(
-        name for name, excess in trial.constraints.items() if excess > 0)}.get(trial.state, trial.state.name.lower())
+    state = {
+        TrialState.COMPLETE: "measured"
+        if feasible(trial)
+        else "breaks " + ", ".join(name for name, excess in trial.constraints.items() if excess > 0)
+    }.get(trial.state, trial.state.name.lower())
 
     def by_tier(name: str) -> str:
         return " ".join(f"{tier_names[int(tier)]} {value:.2f}" for tier, value in seen[name].items())
 
-    values = (str(trial.number), label(config_of(trial), tier_names), f"{seen['predicted_ratio']:.2f}",
-              f"{seen['formula_ratio']:.2f}", f"{seen['ratio']:.2f}", f"{low:.2f}", f"{high:.2f}",
-              f"{seen['ratio_median']:.2f}",
-              f"{seen['tokens_per_second']:.1f}", f"{seen['ar_tokens_per_second']:.1f}", f"{seen['answer_ratio']:.2f}",
-              by_tier("acceptance"), by_tier("acceptance_length"), f"{seen['agreement']:.2f}",
-              f"{seen['mean_drift']:.3g}",
-              "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
-              "*" if on_front else "", str(seen["prompts"]), state)
+    values = (
+        str(trial.number),
+        label(config_of(trial), tier_names),
+        f"{seen['predicted_ratio']:.2f}",
+        f"{seen['formula_ratio']:.2f}",
+        f"{seen['ratio']:.2f}",
+        f"{low:.2f}",
+        f"{high:.2f}",
+        f"{seen['ratio_median']:.2f}",
+        f"{seen['tokens_per_second']:.1f}",
+        f"{seen['ar_tokens_per_second']:.1f}",
+        f"{seen['answer_ratio']:.2f}",
+        by_tier("acceptance"),
+        by_tier("acceptance_length"),
+        f"{seen['agreement']:.2f}",
+        f"{seen['mean_drift']:.3g}",
+        "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
+        "*" if on_front else "",
+        str(seen["prompts"]),
+        state,
+    )
     return dict(zip(COLUMNS, values))
 
 
 def label(config: PyramidConfig, tier_names: Sequence[str]) -> str:
     """A config in words: `lookup > target, length 8`."""
-    names = [" or ".join(tier_names[tier] for tier in (entry if isinstance(entry, tuple) else (entry,)))
-             for entry in config.route]
+    names = [
+        " or ".join(tier_names[tier] for tier in (entry if isinstance(entry, tuple) else (entry,)))
+        for entry in config.route
+    ]
     stages = [config.stage(tier) for tier in config.route[1:]]
     text = " > ".join(names)
     if stages:
@@ -135,8 +176,10 @@ def summary(profile: Profile, errors: Mapping[str, float], steps: Sequence[tuple
     """What to say below the table: the winner, the score, the predictions' errors, time and memory of each step."""
     seen = profile.measured
     score = seen["score"]
-    best = (f"best: {label(profile.config, profile.tiers)}: {seen['speed_ratio']:.2f} x target-only decoding, "
-            f"{seen['tokens_per_second']:.1f} tokens/s")
+    best = (
+        f"best: {label(profile.config, profile.tiers)}: {seen['speed_ratio']:.2f} x target-only decoding, "
+        f"{seen['tokens_per_second']:.1f} tokens/s"
+    )
     if "speed_ratio_hf" in seen:
         best += f", {seen['speed_ratio_hf']:.2f} x Hugging Face generate"
     for name, ratio in seen.get("speed_ratio_other_targets", {}).items():

@@ -22,13 +22,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
-
 from tuning.prior import Prior
 from tuning.space import MAX_LENGTH, Space
 
-_NOISE = (0.003, 0.01, 0.08)   # standard error of a trial's log ratio: least, expected, most
-_COMMON = 0.3    # variance common to all candidates, per unit of what varies between them
-_FIRST_SPREAD = 0.15   # how far the prior is taken to err, as a standard deviation of the log ratio, until trials tell
+_NOISE = (0.003, 0.01, 0.08)  # standard error of a trial's log ratio: least, expected, most
+_COMMON = 0.3  # variance common to all candidates, per unit of what varies between them
+_FIRST_SPREAD = 0.15  # how far the prior is taken to err, as a standard deviation of the log ratio, until trials tell
 
 
 class PriorSampler(BaseSampler):
@@ -47,8 +46,9 @@ class PriorSampler(BaseSampler):
             candidate was tried.
     """
 
-    def __init__(self, space: Space, prior: Prior, candidates: Sequence[PyramidConfig] | None = None,
-                 seed: int = 0) -> None:
+    def __init__(
+        self, space: Space, prior: Prior, candidates: Sequence[PyramidConfig] | None = None, seed: int = 0
+    ) -> None:
         self._space = space
         self._prior = prior
         self._candidates = list(space.candidates() if candidates is None else candidates)
@@ -59,15 +59,17 @@ class PriorSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._space.distributions()
 
-    def sample_relative(self, study: Study, trial: FrozenTrial,
-                        search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
         gains = self.expected_gains(study)
         if gains is None or not np.isfinite(gains).any():
             return {}
         return self._space.params(self._candidates[int(np.nanargmax(gains))])
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str,
-                           param_distribution: BaseDistribution) -> Any:
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
@@ -134,8 +136,7 @@ def expected_improvement(mean: np.ndarray, spread: np.ndarray, best: float) -> n
     return np.maximum(0.0, np.exp(mean + spread**2 / 2) * norm.cdf(distance + spread) - best * norm.cdf(distance))
 
 
-def _regress(features: np.ndarray, values: np.ndarray, at: np.ndarray,
-             spread: float) -> tuple[np.ndarray, np.ndarray]:
+def _regress(features: np.ndarray, values: np.ndarray, at: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
     """Gaussian-process mean and standard deviation at `at`; `spread`: the standard deviation expected before any data.
 
     A share of the variance is common to all candidates (what the machine does to every config alike), the rest fades
@@ -143,15 +144,15 @@ def _regress(features: np.ndarray, values: np.ndarray, at: np.ndarray,
     """
     least, expected, most = (level**2 for level in _NOISE)
     # Bounds keep the fit sane with three points: the spread stays within a factor of four of what was expected.
-    kernel = (ConstantKernel(spread**2, (spread**2 / 16, spread**2 * 16))
-              * (ConstantKernel(_COMMON, "fixed") + Matern(0.7, (0.3, 3.0), nu=2.5))
-              + WhiteKernel(expected, (least, most)))
+    kernel = ConstantKernel(spread**2, (spread**2 / 16, spread**2 * 16)) * (
+        ConstantKernel(_COMMON, "fixed") + Matern(0.7, (0.3, 3.0), nu=2.5)
+    ) + WhiteKernel(expected, (least, most))
     process = GaussianProcessRegressor(kernel, n_restarts_optimizer=2, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)   # a parameter at its bound is what the bounds are for
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter at its bound is what the bounds are for
         process.fit(features, values)
     mean, deviation = process.predict(at, return_std=True)
-    own_noise = process.kernel_.k2.noise_level   # part of what predict returns, and no reason to hope
+    own_noise = process.kernel_.k2.noise_level  # part of what predict returns, and no reason to hope
     return mean, np.sqrt(np.maximum(deviation**2 - own_noise, 1e-12))
 
 
@@ -163,8 +164,11 @@ def _measured(study: Study) -> list[FrozenTrial]:
 
 def _best(trials: Sequence[FrozenTrial]) -> float | None:
     """The best ratio among trials measured to their end within all limits."""
-    ratios = [trial.user_attrs["ratio"] for trial in trials
-              if trial.state == TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())]
+    ratios = [
+        trial.user_attrs["ratio"]
+        for trial in trials
+        if trial.state == TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
+    ]
     return max(ratios, default=None)
 
 

@@ -19,10 +19,36 @@ import tempfile
 from dataclasses import dataclass
 
 FORBIDDEN = (
-    "socket.", "subprocess.", "shutil.", "pty.", "urllib.", "ftplib.", "http.client.", "smtplib.", "webbrowser.",
-    "os.system", "os.exec", "os.fork", "os.spawn", "os.posix_spawn", "os.startfile", "os.kill",
-    "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
-    "os.chflags", "os.utime", "os.chdir", "resource.setrlimit", "resource.prlimit",
+    "socket.",
+    "subprocess.",
+    "shutil.",
+    "pty.",
+    "urllib.",
+    "ftplib.",
+    "http.client.",
+    "smtplib.",
+    "webbrowser.",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.spawn",
+    "os.posix_spawn",
+    "os.startfile",
+    "os.kill",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.chflags",
+    "os.utime",
+    "os.chdir",
+    "resource.setrlimit",
+    "resource.prlimit",
 )
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -36,8 +62,15 @@ class Outcome:
     message: str = ""
 
 
-def run_tests(program: str, tests: str, entry_point: str, *, cpu_seconds: int = 5, wall_seconds: float = 10.0,
-              memory_bytes: int = 1 << 30) -> Outcome:
+def run_tests(
+    program: str,
+    tests: str,
+    entry_point: str,
+    *,
+    cpu_seconds: int = 5,
+    wall_seconds: float = 10.0,
+    memory_bytes: int = 1 << 30,
+) -> Outcome:
     """Run `program`, then `tests`, then check(<entry_point>), which must return for the outcome to be passed.
 
     A program that leaves early (`sys.exit(0)`, `os._exit(0)`) has not passed: the child has to report a token that the
@@ -46,13 +79,28 @@ def run_tests(program: str, tests: str, entry_point: str, *, cpu_seconds: int = 
     if os.name != "posix":
         raise RuntimeError("running generated code needs POSIX resource limits; without run_code the syntax is checked")
     token = secrets.token_hex(16)
-    job = json.dumps({"program": program, "tests": tests, "entry_point": entry_point, "token": token,
-                      "cpu_seconds": cpu_seconds, "memory_bytes": memory_bytes})
+    job = json.dumps(
+        {
+            "program": program,
+            "tests": tests,
+            "entry_point": entry_point,
+            "token": token,
+            "cpu_seconds": cpu_seconds,
+            "memory_bytes": memory_bytes,
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-B", os.path.abspath(__file__)], cwd=folder, start_new_session=True, text=True,
+            [sys.executable, "-I", "-B", os.path.abspath(__file__)],
+            cwd=folder,
+            start_new_session=True,
+            text=True,
             env={"HOME": folder, "PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8")
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+        )
         try:
             reply, _ = child.communicate(job, timeout=wall_seconds)
         except subprocess.TimeoutExpired:
@@ -91,8 +139,12 @@ def _child() -> None:
     reply = os.dup(1)  # the program may print without end: its stdout goes nowhere, the verdict to the old one
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    limits = {resource.RLIMIT_CPU: job["cpu_seconds"], resource.RLIMIT_AS: job["memory_bytes"],
-              resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    limits = {
+        resource.RLIMIT_CPU: job["cpu_seconds"],
+        resource.RLIMIT_AS: job["memory_bytes"],
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
     for kind, limit in limits.items():
         try:
             resource.setrlimit(kind, (limit, limit + 1 if kind == resource.RLIMIT_CPU else limit))
@@ -108,8 +160,11 @@ def _child() -> None:
         scope["check"](scope[job["entry_point"]])  # type: ignore[operator]
     except BaseException as error:  # SystemExit and KeyboardInterrupt fail the tests like any other
         reasons = {AssertionError: "wrong_answer", MemoryError: "memory_limit", SystemExit: "exited"}
-        verdict = {"passed": False, "reason": reasons.get(type(error), "error"),
-                   "message": f"{type(error).__name__}: {str(error)[:300]}"}
+        verdict = {
+            "passed": False,
+            "reason": reasons.get(type(error), "error"),
+            "message": f"{type(error).__name__}: {str(error)[:300]}",
+        }
     os.write(reply, json.dumps({**verdict, "token": token}).encode())
     os._exit(0)  # threads of the program must not hold the process
 

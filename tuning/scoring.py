@@ -115,8 +115,11 @@ class UnitTests:
     def __init__(self, run_code: bool) -> None:
         self.run_code = run_code
         self.label = "pass@1" if run_code else "syntax check only (tests not run; pass run_code=True or --run-code)"
-        self.notes = (("passed", "wrong_answer", "error", "time_limit", "memory_limit", "exited", "unparsed")
-                      if run_code else ("parsed", "unparsed"))
+        self.notes = (
+            ("passed", "wrong_answer", "error", "time_limit", "memory_limit", "exited", "unparsed")
+            if run_code
+            else ("parsed", "unparsed")
+        )
 
     def check(self, example: Example) -> None:
         if not {"prompt", "entry_point"} <= set(example.meta) or not isinstance(example.reference, str):
@@ -149,8 +152,9 @@ class Agreement:
 
     def grade(self, output: Output, example: Example) -> Grade:
         if example.reference is None:
-            raise ValueError(f"example {example.id!r} has no reference output: "
-                             "give the target's with task.with_references(outputs)")
+            raise ValueError(
+                f"example {example.id!r} has no reference output: give the target's with task.with_references(outputs)"
+            )
         pairs = list(zip(_per_turn(output, example), _per_turn(example.reference, example)))
         value = math.fsum(_agreement(given, wanted, example) for given, wanted in pairs) / len(pairs)
         return Grade(value, "exact" if value == 1.0 else "differs")
@@ -198,8 +202,9 @@ def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     return (0.0 if mean == 0.0 else max(0.0, centre - half)), (1.0 if mean == 1.0 else min(1.0, centre + half))
 
 
-def paired_bootstrap(a: Sequence[float], b: Sequence[float], *, resamples: int = 10_000,
-                     seed: int = 0) -> tuple[float, float, float]:
+def paired_bootstrap(
+    a: Sequence[float], b: Sequence[float], *, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
     """(mean of a - b, low, high): 95 % percentile interval over examples drawn with replacement, in pairs.
 
     `a[i]` and `b[i]` belong to the same example. Raises ValueError for different or zero lengths and for values that
@@ -216,8 +221,12 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], *, resamples: int =
     generator = np.random.default_rng(seed)
     rows = max(1, 1_000_000 // difference.size)  # draws at a time: memory stays flat for long inputs
     counts = [min(rows, resamples - done) for done in range(0, resamples, rows)]
-    means = np.concatenate([difference[generator.integers(difference.size, size=(count, difference.size))].mean(axis=1)
-                            for count in counts])
+    means = np.concatenate(
+        [
+            difference[generator.integers(difference.size, size=(count, difference.size))].mean(axis=1)
+            for count in counts
+        ]
+    )
     low, high = np.percentile(means, [2.5, 97.5])
     return float(difference.mean()), float(low), float(high)
 

@@ -19,28 +19,72 @@ from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cli = OneSentenceParser("tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = OneSentenceParser(
+        "tuning.search", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cli.add_argument("--task", required=True, help="a task's name, or the path of its YAML file")
-    cli.add_argument("--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)")
-    cli.add_argument("--target", default="auto", metavar="NAME", help="which of the family's targets, int4 for instance (default %(default)s)")
-    cli.add_argument("--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)")
+    cli.add_argument(
+        "--family", default="smollm2-135m", help="a family's name, or the path of its YAML file (default %(default)s)"
+    )
+    cli.add_argument(
+        "--target",
+        default="auto",
+        metavar="NAME",
+        help="which of the family's targets, int4 for instance (default %(default)s)",
+    )
+    cli.add_argument(
+        "--data", metavar="FILE", help="questions in the task's format (default: the sample that comes with the task)"
+    )
     cli.add_argument("--method", default="pyramid", help="decoding method (default %(default)s)")
-    cli.add_argument("--trials", type=int, default=12, help="the study's total, resumed ones included (default %(default)s)")
+    cli.add_argument(
+        "--trials", type=int, default=12, help="the study's total, resumed ones included (default %(default)s)"
+    )
     cli.add_argument("--questions", type=int, default=12, help="measured in every trial (default %(default)s)")
     cli.add_argument("--max-new-tokens", type=int, default=48, help="timed per question (default %(default)s)")
-    cli.add_argument("--seed", type=int, default=0, help="of the choice of questions and of the sampler (default %(default)s)")
+    cli.add_argument(
+        "--seed", type=int, default=0, help="of the choice of questions and of the sampler (default %(default)s)"
+    )
     cli.add_argument("--out", type=Path, metavar="YAML", help="where the profile goes (default TASK.yaml)")
-    cli.add_argument("--storage", metavar="URL", help="database of the study; on many machines: PostgreSQL (default: SQLite beside the profile)")
+    cli.add_argument(
+        "--storage",
+        metavar="URL",
+        help="database of the study; on many machines: PostgreSQL (default: SQLite beside the profile)",
+    )
     cli.add_argument("--min-score", type=float, help="least task score of a usable config")
-    cli.add_argument("--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)")
+    cli.add_argument(
+        "--max-score-loss", type=float, help="most score lost against the target (methods that drift: 0.02)"
+    )
     cli.add_argument("--max-drift", type=float, help="most mean drift per token, in nats")
-    cli.add_argument("--sampler", default="gp", metavar="|".join(SAMPLERS), help="chooses the trials after the prior's (default %(default)s)")
-    cli.add_argument("--min-gain", type=float, default=0.0, help="end early when less than this share is expected to be gained (gp only)")
-    cli.add_argument("--clock", default="wall", metavar="|".join(CLOCKS), help="model: price the forwards with the cost table (default %(default)s)")
-    cli.add_argument("--workers", type=int, default=1, metavar="N", help="processes that measure; several with --clock model only (default %(default)s)")
+    cli.add_argument(
+        "--sampler",
+        default="gp",
+        metavar="|".join(SAMPLERS),
+        help="chooses the trials after the prior's (default %(default)s)",
+    )
+    cli.add_argument(
+        "--min-gain",
+        type=float,
+        default=0.0,
+        help="end early when less than this share is expected to be gained (gp only)",
+    )
+    cli.add_argument(
+        "--clock",
+        default="wall",
+        metavar="|".join(CLOCKS),
+        help="model: price the forwards with the cost table (default %(default)s)",
+    )
+    cli.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that measure; several with --clock model only (default %(default)s)",
+    )
     add_cost_options(cli, "with --clock model: price everything for a machine that one does not have")
     cli.add_argument("--multi-objective", action="store_true", help="speed and score together: no limits, no pruning")
-    cli.add_argument("--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests")
+    cli.add_argument(
+        "--run-code", action="store_true", help="run generated code in a sandbox, for tasks with unit tests"
+    )
     return cli
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from adaptive_pyramid.errors import check_int, check_number, unknown_name
-
 from tuning.costs import CostTable, load_costs
 from tuning.examples import Example
 from tuning.tasks import Task, load_task
@@ -35,9 +34,11 @@ class Limits:
 
     def excesses(self, score: float, score_loss: float, drift: float) -> dict[str, float]:
         """By how much each limit is broken; at most 0 where it is kept. Limits that are None are left out."""
-        pairs = {"min_score": (self.min_score, lambda limit: limit - score),
-                 "max_score_loss": (self.max_score_loss, lambda limit: score_loss - limit),
-                 "max_drift": (self.max_drift, lambda limit: drift - limit)}
+        pairs = {
+            "min_score": (self.min_score, lambda limit: limit - score),
+            "max_score_loss": (self.max_score_loss, lambda limit: score_loss - limit),
+            "max_drift": (self.max_drift, lambda limit: drift - limit),
+        }
         return {name: excess(limit) for name, (limit, excess) in pairs.items() if limit is not None}
 
 
@@ -93,19 +94,27 @@ class Settings:
         if self.costs is None and self.cost_rows is not None:
             raise ValueError("--cost-rows belongs to --costs")
         if self.costs is not None and self.clock != "model":
-            raise ValueError("--costs prices forwards for another machine than the one whose clock is read; expected "
-                             f"--clock model with it, got --clock {self.clock}")
+            raise ValueError(
+                "--costs prices forwards for another machine than the one whose clock is read; expected "
+                f"--clock model with it, got --clock {self.clock}"
+            )
         self.what_if()
         check_number("--min-gain", self.min_gain, 0.0, 1.0)
         if self.min_gain and (self.sampler != "gp" or self.multi_objective):
-            raise ValueError("--min-gain needs the sampler gp and one objective: nothing else knows what it expects to gain")
+            raise ValueError(
+                "--min-gain needs the sampler gp and one objective: nothing else knows what it expects to gain"
+            )
         if self.multi_objective and any(limit is not None for limit in asdict(self.limits).values()):
-            raise ValueError("--multi-objective shows the whole front, so it takes no limits; expected none of "
-                             + ", ".join(_option(name) for name in asdict(self.limits)))
+            raise ValueError(
+                "--multi-objective shows the whole front, so it takes no limits; expected none of "
+                + ", ".join(_option(name) for name in asdict(self.limits))
+            )
         for name, least in (("trials", 1), ("questions", 1), ("max_new_tokens", 2), ("seed", 0), ("workers", 1)):
             check_int(_option(name), getattr(self, name), least)
         if self.workers > 1 and self.clock != "model":
-            raise ValueError(f"--workers {self.workers} needs --clock model: two workers cannot time honestly on one machine")
+            raise ValueError(
+                f"--workers {self.workers} needs --clock model: two workers cannot time honestly on one machine"
+            )
         for name, value in asdict(self.limits).items():
             if value is not None:
                 check_number(_option(name), value, 0.0, math.inf if name == "max_drift" else 1.0)
@@ -126,11 +135,18 @@ def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Examp
     Raises:
         ValueError, FileNotFoundError: as `load_task`, and when no example is left to calibrate on.
     """
-    task = load_task(settings.task, data=settings.data, limit=settings.questions + CALIBRATION_QUESTIONS, seed=settings.seed,
-                     run_code=settings.run_code)
+    task = load_task(
+        settings.task,
+        data=settings.data,
+        limit=settings.questions + CALIBRATION_QUESTIONS,
+        seed=settings.seed,
+        run_code=settings.run_code,
+    )
     if len(task.examples) <= settings.questions:
-        raise ValueError(f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
-                         f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}")
+        raise ValueError(
+            f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
+            f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}"
+        )
     return task, task.examples[: settings.questions], task.examples[settings.questions :]
 
 

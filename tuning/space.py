@@ -17,7 +17,7 @@ from adaptive_pyramid.config import PyramidConfig, Route, StageConfig, route_lab
 from adaptive_pyramid.decoding.method import Method
 
 MAX_LENGTH = 24
-MAX_TAU = 1.0   # js is at most log 2 = .69 nats; a log-prob regret of 1 nat is already a coarse draft
+MAX_TAU = 1.0  # js is at most log 2 = .69 nats; a log-prob regret of 1 nat is already a coarse draft
 _TAU_STEP = 0.05
 
 # Grids of the prior, finer for short routes: every route stays within some hundred candidates.
@@ -53,8 +53,10 @@ class Space:
         elif method.shape == "all" and any(len(route) > 2 for route in routes):
             routes = tuple(route for route in routes if len(route) > 2)
         if not routes:
-            raise ValueError(f"method {method.name!r} has nothing to tune on a family of {n_tiers} tier(s): it only "
-                             "decodes with the target")
+            raise ValueError(
+                f"method {method.name!r} has nothing to tune on a family of {n_tiers} tier(s): it only "
+                "decodes with the target"
+            )
         return cls(method, n_tiers, routes)
 
     def distributions(self) -> dict[str, BaseDistribution]:

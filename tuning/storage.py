@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from tuning.locks import Lock, is_in_memory
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-HEARTBEAT = 30   # seconds; a worker that has been silent for three of them has died
-MAX_RETRIES = 2   # of a trial whose worker died: what kills three workers is not worth a fourth
+HEARTBEAT = 30  # seconds; a worker that has been silent for three of them has died
+MAX_RETRIES = 2  # of a trial whose worker died: what kills three workers is not worth a fourth
 _EXPECTED = "expected a database URL such as sqlite:///study.db or postgresql://user@host/database"
 
 
@@ -30,8 +30,10 @@ def checked_url(url: str, workers: int = 1) -> str:
         ValueError: a storage that several workers cannot share safely.
     """
     if url.startswith("journal") or url.endswith((".log", ".journal")):
-        raise ValueError(f"--storage {url}: journal storage has no heartbeat, so nobody would notice that a worker died "
-                         f"and its trial would be lost; {_EXPECTED}")
+        raise ValueError(
+            f"--storage {url}: journal storage has no heartbeat, so nobody would notice that a worker died "
+            f"and its trial would be lost; {_EXPECTED}"
+        )
     try:
         parsed = make_url(url.replace("postgres://", "postgresql://", 1))
     except SQLAlchemyError:
@@ -41,7 +43,9 @@ def checked_url(url: str, workers: int = 1) -> str:
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise ValueError(f"cannot open the storage {shown(url)!r}: {_EXPECTED}")
     if workers > 1 and is_in_memory(parsed):
-        raise ValueError(f"--workers {workers} cannot share {url}, which lives in the memory of one process; {_EXPECTED}")
+        raise ValueError(
+            f"--workers {workers} cannot share {url}, which lives in the memory of one process; {_EXPECTED}"
+        )
     return parsed.render_as_string(hide_password=False)
 
 
@@ -58,8 +62,9 @@ class OpenStudy(NamedTuple):
     lock: Lock
 
 
-def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner,
-               objectives: int = 1) -> OpenStudy:
+def open_study(
+    url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner, objectives: int = 1
+) -> OpenStudy:
     """The study `name` at `url`, new or resumed; every objective is maximised.
 
     Raises:
@@ -69,10 +74,15 @@ def open_study(url: str, name: str, settings: Mapping[str, Any], pruner: optuna.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
-            with Lock(url, "tables"):   # two processes cannot create the tables of one database at once
+            with Lock(url, "tables"):  # two processes cannot create the tables of one database at once
                 database = _database(url)
-                study = optuna.create_study(storage=database, study_name=name, directions=["maximize"] * objectives,
-                                            load_if_exists=True, pruner=pruner)
+                study = optuna.create_study(
+                    storage=database,
+                    study_name=name,
+                    directions=["maximize"] * objectives,
+                    load_if_exists=True,
+                    pruner=pruner,
+                )
                 _check_settings(study, url, json.loads(json.dumps(settings)))
         except (SQLAlchemyError, ImportError, OSError, RuntimeError) as error:
             reason = (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0]
@@ -86,8 +96,13 @@ def _database(url: str) -> RDBStorage:
     is_sqlite = url.startswith("sqlite")
     # SQLite: seconds to wait for another writer. A server may restart between two trials: look before each use.
     engine = {"connect_args": {"timeout": 60}} if is_sqlite else {"pool_pre_ping": True}
-    return RDBStorage(url, engine_kwargs=engine, heartbeat_interval=HEARTBEAT, grace_period=3 * HEARTBEAT,
-                      heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRIES))
+    return RDBStorage(
+        url,
+        engine_kwargs=engine,
+        heartbeat_interval=HEARTBEAT,
+        grace_period=3 * HEARTBEAT,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRIES),
+    )
 
 
 def _check_settings(study: optuna.Study, url: str, settings: dict[str, Any]) -> None:
@@ -95,11 +110,16 @@ def _check_settings(study: optuna.Study, url: str, settings: dict[str, Any]) -> 
     if known is None:
         study.set_user_attr("settings", settings)
         return
-    different = [f"{key} was {known.get(key)!r} and is {settings.get(key)!r} now"
-                 for key in {**known, **settings} if known.get(key) != settings.get(key)]
+    different = [
+        f"{key} was {known.get(key)!r} and is {settings.get(key)!r} now"
+        for key in {**known, **settings}
+        if known.get(key) != settings.get(key)
+    ]
     if different:
-        raise ValueError(f"the study {study.study_name!r} in {shown(url)} was made with other settings: "
-                         f"{'; '.join(different)}. Use the same ones to resume it, or another --out for a new study")
+        raise ValueError(
+            f"the study {study.study_name!r} in {shown(url)} was made with other settings: "
+            f"{'; '.join(different)}. Use the same ones to resume it, or another --out for a new study"
+        )
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -119,7 +139,7 @@ def requeue_interrupted(study: optuna.Study) -> int:
     kept += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state == TrialState.WAITING]
     count = 0
     for trial in trials:
-        params = trial.params or trial.system_attrs.get("fixed_params")   # none yet of one that had just begun
+        params = trial.params or trial.system_attrs.get("fixed_params")  # none yet of one that had just begun
         if trial.state == TrialState.FAIL and params and params not in kept:
             study.enqueue_trial(params)
             kept.append(params)

@@ -18,11 +18,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
 from adaptive_pyramid.control.defaults import default_config
-from adaptive_pyramid.decoding.method import Method, resolve
+from adaptive_pyramid.decoding.method import resolve
 from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
-
 from tuning import console, results, storage
 from tuning.calibration import calibrate
 from tuning.console import Steps, note, progress_bar
@@ -40,8 +39,8 @@ from tuning.traces import Header
 from tuning.trials import SharedTrials
 from tuning.workers import WorkersFailed, parent_is_alive, run_workers
 
-PRIOR_SHARE = 2 / 3          # of the trials come from the prior, the others from the sampler
-DEFAULT_SCORE_LOSS = 0.02    # of methods that drift: without a limit, speed alone would drive every tau to its maximum
+PRIOR_SHARE = 2 / 3  # of the trials come from the prior, the others from the sampler
+DEFAULT_SCORE_LOSS = 0.02  # of methods that drift: without a limit, speed alone would drive every tau to its maximum
 
 
 @dataclass
@@ -58,8 +57,9 @@ def run_search(settings: Settings, family: families.Family | None = None) -> Out
     return prepare(settings, choose_examples(settings), family).run()
 
 
-def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Example]],
-            family: families.Family | None = None) -> Search:
+def prepare(
+    settings: Settings, examples: tuple[Task, list[Example], list[Example]], family: families.Family | None = None
+) -> Search:
     """Load and check everything that a user can get wrong.
 
     Args:
@@ -85,7 +85,7 @@ def prepare(settings: Settings, examples: tuple[Task, list[Example], list[Exampl
         limits = replace(limits, max_score_loss=DEFAULT_SCORE_LOSS)
     what_if = settings.what_if()
     if what_if is not None:
-        what_if.model(Header(tier_infos(bench.pyramid.decoder, family)))   # one that does not fit is an error now
+        what_if.model(Header(tier_infos(bench.pyramid.decoder, family)))  # one that does not fit is an error now
     record = _record(settings, task, measured, family, bench, limits)
     opened = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
     return Search(settings, task, measured, calibration, family, bench, space, limits, opened, url, out, given, steps)
@@ -135,8 +135,10 @@ class Search:
             interrupted = True
         profile = self._write(objective, finals)
         if interrupted:
-            note(f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in "
-                 f"{storage.shown(self.url)}; the same command goes on from there.")
+            note(
+                f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in "
+                f"{storage.shown(self.url)}; the same command goes on from there."
+            )
         return Outcome(profile, self.out, interrupted)
 
     def work(self, number: int) -> None:
@@ -161,14 +163,24 @@ class Search:
         return prior, questions
 
     def _objective(self, prior: Prior, questions: Sequence[Question], worker: str) -> Objective:
-        return Objective(self.bench, questions, self.space, prior, self.task, self.limits, worker,
-                         with_score=self.settings.multi_objective)
+        return Objective(
+            self.bench,
+            questions,
+            self.space,
+            prior,
+            self.task,
+            self.limits,
+            worker,
+            with_score=self.settings.multi_objective,
+        )
 
     def _note_other_machines(self) -> None:
         workers = {trial.user_attrs.get("worker", platform.node()) for trial in self.study.get_trials(deepcopy=False)}
         if self.url.startswith("sqlite") and any(not worker.startswith(platform.node()) for worker in workers):
-            note("Several machines share this study in an SQLite file. That is not advised: file systems of several "
-                 "machines keep SQLite's locks badly; use PostgreSQL (docs/scale-out.md).")
+            note(
+                "Several machines share this study in an SQLite file. That is not advised: file systems of several "
+                "machines keep SQLite's locks badly; use PostgreSQL (docs/scale-out.md)."
+            )
 
     def _prior(self) -> Prior:
         """Cost table and traces, measured once per study."""
@@ -193,7 +205,7 @@ class Search:
             candidates = self.space.candidates()
             with progress_bar("prior", len(candidates)) as advance:
                 picks = prior.picks(candidates, max(1, round(self.settings.trials * PRIOR_SHARE)), advance)
-            untuned = default_config(self.space.n_tiers)   # what a profile has to beat
+            untuned = default_config(self.space.n_tiers)  # what a profile has to beat
             for config in [*picks, untuned] if untuned.route in self.space.routes else picks:
                 self.study.enqueue_trial(self.space.params(config), skip_if_exists=True)
             self.study.set_user_attr("enqueued", True)
@@ -228,11 +240,14 @@ class Search:
                 objective.progress = advance
                 shared.run()
         if len(storage.finished(self.study)) < self.settings.trials and shared.enough():
-            note(f"The next trial is expected to gain {self.study.sampler.expected_gain(self.study):.2%}, less than "
-                 f"--min-gain {self.settings.min_gain:.2%}: the study ends here.")
+            note(
+                f"The next trial is expected to gain {self.study.sampler.expected_gain(self.study):.2%}, less than "
+                f"--min-gain {self.settings.min_gain:.2%}: the study ends here."
+            )
 
     def _shared(self, objective: Objective) -> SharedTrials:
         """The study's trials as this process takes part in them."""
+
         def prepare_sampler() -> None:
             self.study.sampler = self._sampler(objective.prior)
 
@@ -278,8 +293,10 @@ class Search:
 
     def _tell(self, trial: FrozenTrial) -> None:
         for row in results.rows([trial], self.family.tier_names):
-            note(f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), "
-                 f"predicted {row['predicted']}")
+            note(
+                f"trial {row['trial']}: {row['config']}: {row['measured']} x ar ({row['low']} to {row['high']}), "
+                f"predicted {row['predicted']}"
+            )
 
     def _finals(self, questions: Sequence[Question]) -> Finals | None:
         finalists = results.best_first(storage.finished(self.study))[:FINALISTS]
@@ -294,8 +311,10 @@ class Search:
         if self.given is not None or self.settings.clock != "wall":
             return {}
         name, tokens = self.settings.family, self.settings.max_new_tokens
-        pyramids = {target: AdaptivePyramid(families.load(name, target=target), control="fixed")
-                    for target in families.other_targets(name, self.settings.target)}
+        pyramids = {
+            target: AdaptivePyramid(families.load(name, target=target), control="fixed")
+            for target in families.other_targets(name, self.settings.target)
+        }
         return {target: Bench(pyramid, self.bench.method, tokens) for target, pyramid in pyramids.items()}
 
     def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
@@ -303,22 +322,39 @@ class Search:
         trials = storage.finished(self.study)
         best = results.best_first(trials)
         table = results.rows(trials, self.family.tier_names)
-        title = (f"{self.task.label}, {self.family.name}, method {self.bench.method.name}: tokens/s over target-only "
-                 "decoding")
+        title = (
+            f"{self.task.label}, {self.family.name}, method {self.bench.method.name}: tokens/s over target-only "
+            "decoding"
+        )
         if not best:
             note("No trial was measured to its end within the limits, so no profile was written.")
             return None
         trial = best[0] if finals is None else finals.finalists[finals.winner]
         errors = {name: results.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
-            "name": self.study.study_name, **self.study.user_attrs["settings"], "label": self.task.label,
-            "trials": len(trials), "sampler": self.settings.sampler, "best_trial": trial.number,
-            "best_trial_ratio": trial.user_attrs["ratio"], "remeasured": finals is not None,
-            "median_error_replay": errors["predicted"], "median_error_formula": errors["formula"],
-            "workers": results.measured_by(trials), "threads": torch.get_num_threads(),
+            "name": self.study.study_name,
+            **self.study.user_attrs["settings"],
+            "label": self.task.label,
+            "trials": len(trials),
+            "sampler": self.settings.sampler,
+            "best_trial": trial.number,
+            "best_trial_ratio": trial.user_attrs["ratio"],
+            "remeasured": finals is not None,
+            "median_error_replay": errors["predicted"],
+            "median_error_formula": errors["formula"],
+            "workers": results.measured_by(trials),
+            "threads": torch.get_num_threads(),
         }
-        profile = make_profile(self.task.name, self.family, self.bench, objective.prior, trial, finals,
-                               score_dict(objective.ar_score), provenance)
+        profile = make_profile(
+            self.task.name,
+            self.family,
+            self.bench,
+            objective.prior,
+            trial,
+            finals,
+            score_dict(objective.ar_score),
+            provenance,
+        )
         profile.save(self.out)
         results.write_csv(self.out.with_suffix(".csv"), table)
         notes = results.summary(profile, errors, self.steps.rows)
@@ -343,24 +379,37 @@ def _work(settings: Settings, family: families.Family | None, heartbeat: int, nu
     prepare(settings, choose_examples(settings), family).work(number)
 
 
-def _record(settings: Settings, task: Task, measured: Sequence[Example], family: families.Family, bench: Bench,
-            limits: Limits) -> dict[str, Any]:
+def _record(
+    settings: Settings, task: Task, measured: Sequence[Example], family: families.Family, bench: Bench, limits: Limits
+) -> dict[str, Any]:
     """What must not change when a study is resumed."""
     here, what_if = bench.pyramid.description(), settings.what_if()
     return {
-        "task": task.name, "family": family.name, "target": settings.target, "tiers": here["tiers"],
+        "task": task.name,
+        "family": family.name,
+        "target": settings.target,
+        "tiers": here["tiers"],
         "method": bench.method.name,
-        "seed": settings.seed, "questions": settings.questions, "questions_sha256": questions_digest(measured),
-        "max_new_tokens": settings.max_new_tokens, "dtype": here["dtype"], "device": here["device"],
-        "limits": asdict(limits), "clock": settings.clock, "multi_objective": settings.multi_objective,
+        "seed": settings.seed,
+        "questions": settings.questions,
+        "questions_sha256": questions_digest(measured),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": here["dtype"],
+        "device": here["device"],
+        "limits": asdict(limits),
+        "clock": settings.clock,
+        "multi_objective": settings.multi_objective,
         "costs": None if what_if is None else what_if.to_dict(),
-        "versions": {"adaptive_pyramid": adaptive_pyramid.__version__, "optuna": optuna.__version__,
-                     **here["versions"]},
+        "versions": {
+            "adaptive_pyramid": adaptive_pyramid.__version__,
+            "optuna": optuna.__version__,
+            **here["versions"],
+        },
     }
 
 
 def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> storage.OpenStudy:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)   # its traceback of a trial cut short by Ctrl-C is no news
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its traceback of a trial cut short by Ctrl-C is no news
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)

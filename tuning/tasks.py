@@ -22,8 +22,20 @@ from tuning.scoring import SCORERS, Grade, Output, Score, Scorer, grade_all, mak
 __all__ = ["Example", "Score", "Task", "load_task", "paired_bootstrap", "split", "task_names"]
 
 FOLDER = Path(__file__).with_name("tasks")
-KEYS = ("name", "label", "description", "format", "data", "sample", "hub", "system", "fewshot", "prompt", "scorer",
-        "max_new_tokens")
+KEYS = (
+    "name",
+    "label",
+    "description",
+    "format",
+    "data",
+    "sample",
+    "hub",
+    "system",
+    "fewshot",
+    "prompt",
+    "scorer",
+    "max_new_tokens",
+)
 HUB_KEYS = ("path", "name", "split")
 
 
@@ -74,8 +86,14 @@ def task_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_task(name_or_path: str | Path, *, data: str | Path | None = None, limit: int | None = None, seed: int = 0,
-              run_code: bool = False) -> Task:
+def load_task(
+    name_or_path: str | Path,
+    *,
+    data: str | Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    run_code: bool = False,
+) -> Task:
     """The task called `name_or_path`, or the one that a YAML file describes.
 
     data: None reads the file that the task names (relative to its YAML); a path reads that file, in the task's format;
@@ -89,8 +107,9 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None, limit
     """
     path = _yaml_path(name_or_path)
     spec = _read_spec(path)
-    examples = build_examples(_rows(spec, path, data), spec["format"], spec["prompt"], spec["name"], spec["system"],
-                              spec["fewshot"])
+    examples = build_examples(
+        _rows(spec, path, data), spec["format"], spec["prompt"], spec["name"], spec["system"], spec["fewshot"]
+    )
     scorer = make_scorer(spec["scorer"], run_code)
     for example in examples:
         try:
@@ -101,12 +120,22 @@ def load_task(name_or_path: str | Path, *, data: str | Path | None = None, limit
     total = len(examples)
     if limit is not None:
         order = np.random.default_rng(check_int("seed", seed, 0)).permutation(total)
-        examples = [examples[i] for i in order[:check_int("limit", limit, 1)]]
+        examples = [examples[i] for i in order[: check_int("limit", limit, 1)]]
     is_sample = spec["sample"] and data is None
-    source = f"sample of {total} written for this package, not the benchmark" if is_sample else (
-        spec["hub"]["path"] if data == "hub" else Path(data or spec["data"]).name)
-    return Task(spec["name"], f"{spec['label']} ({source})", spec["description"], examples, spec["max_new_tokens"],
-                is_sample, scorer)
+    source = (
+        f"sample of {total} written for this package, not the benchmark"
+        if is_sample
+        else (spec["hub"]["path"] if data == "hub" else Path(data or spec["data"]).name)
+    )
+    return Task(
+        spec["name"],
+        f"{spec['label']} ({source})",
+        spec["description"],
+        examples,
+        spec["max_new_tokens"],
+        is_sample,
+        scorer,
+    )
 
 
 def split(task: Task, calibration: float = 0.5, *, seed: int = 0) -> tuple[list[Example], list[Example]]:
@@ -139,8 +168,18 @@ def _read_spec(path: Path) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ValueError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}, got {given!r}")
     check_keys(str(path), given, KEYS, required=("name", "format", "scorer"))
-    spec = {"label": given["name"], "description": "", "data": None, "sample": False, "hub": None, "system": None,
-            "fewshot": [], "prompt": None, "max_new_tokens": 128, **given}
+    spec = {
+        "label": given["name"],
+        "description": "",
+        "data": None,
+        "sample": False,
+        "hub": None,
+        "system": None,
+        "fewshot": [],
+        "prompt": None,
+        "max_new_tokens": 128,
+        **given,
+    }
     for key in ("name", "label", "description", "format", "data", "system", "prompt", "scorer"):
         if spec[key] is not None and not isinstance(spec[key], str):
             raise TypeError(f"{path}: {key} must be text, got {spec[key]!r}")

@@ -24,7 +24,7 @@ Values = float | tuple[float, ...]
 
 class _Next(enum.Enum):
     MEASURE = enum.auto()
-    WAIT = enum.auto()   # for trials of other workers: one that dies leaves its trial to be done again
+    WAIT = enum.auto()  # for trials of other workers: one that dies leaves its trial to be done again
     END = enum.auto()
 
 
@@ -53,7 +53,7 @@ class SharedTrials:
     enough: Callable[[], bool] = lambda: False
     prepare_sampler: Callable[[], None] = lambda: None
     told: Callable[[FrozenTrial], None] = lambda trial: None
-    _current: int | None = field(default=None, init=False)   # number of the trial that this worker has claimed last
+    _current: int | None = field(default=None, init=False)  # number of the trial that this worker has claimed last
 
     def __post_init__(self) -> None:
         self.study, self._database, self._lock = self.opened
@@ -68,7 +68,7 @@ class SharedTrials:
                 with self.ctrl_c:
                     following = self._next()
                     if following is _Next.MEASURE:
-                        self._measure()   # gives the lock back as soon as the trial is claimed
+                        self._measure()  # gives the lock back as soon as the trial is claimed
             finally:
                 self._lock.release()
             if following is _Next.END:
@@ -118,7 +118,7 @@ class SharedTrials:
 
     def _claimed(self, number: int) -> None:
         """Others may claim from here on, and will find this trial alive."""
-        while number not in self._with_heartbeat():   # the first one comes from a thread that has just started
+        while number not in self._with_heartbeat():  # the first one comes from a thread that has just started
             time.sleep(0.01)
         self._lock.release()
 
@@ -139,7 +139,9 @@ class SharedTrials:
 
     def _with_heartbeat(self) -> set[int]:
         """Numbers of the trials that have had one. Optuna has no function for it."""
-        query = text("SELECT number FROM trials JOIN trial_heartbeats USING (trial_id) JOIN studies USING (study_id) "
-                     "WHERE study_name = :name")
+        query = text(
+            "SELECT number FROM trials JOIN trial_heartbeats USING (trial_id) JOIN studies USING (study_id) "
+            "WHERE study_name = :name"
+        )
         with self._database.engine.connect() as connection:
             return set(connection.execute(query, {"name": self.study.study_name}).scalars())

@@ -13,7 +13,7 @@ import torch
 
 from tuning.ctrl_c import CtrlC
 
-_LOOK = 0.5   # seconds between two looks at what was finished
+_LOOK = 0.5  # seconds between two looks at what was finished
 
 
 class WorkersFailed(RuntimeError):
@@ -36,8 +36,10 @@ def run_workers(target: Callable[..., None], arguments: tuple, workers: int, loo
     """
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // workers)
-    processes = [context.Process(target=_work, args=(target, arguments, number, threads), name=f"worker {number}")
-                 for number in range(1, workers + 1)]
+    processes = [
+        context.Process(target=_work, args=(target, arguments, number, threads), name=f"worker {number}")
+        for number in range(1, workers + 1)
+    ]
     with CtrlC() as ctrl_c:
         try:
             with _deaf_to_ctrl_c():
@@ -67,7 +69,7 @@ def _work(target: Callable[..., None], arguments: tuple, number: int, threads: i
 def _end(processes: list[BaseProcess]) -> None:
     started = [process for process in processes if process.pid is not None]
     for process in started:
-        process.terminate()   # nothing happens to those that have ended
+        process.terminate()  # nothing happens to those that have ended
     for process in started:
         process.join()
 

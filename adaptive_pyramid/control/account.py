@@ -52,7 +52,9 @@ class Account:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("account state", state, ("share", "elapsed", "excess", "advance"), required=("elapsed", "excess", "advance"))
+        check_keys(
+            "account state", state, ("share", "elapsed", "excess", "advance"), required=("elapsed", "excess", "advance")
+        )
         self.elapsed = check_number("account elapsed", state["elapsed"], minimum=0.0)
         self.excess = check_number("account excess", state["excess"])
         self.advance = check_number("account advance", state["advance"], minimum=0.0)

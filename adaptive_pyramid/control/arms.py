@@ -17,7 +17,7 @@ MODEL_PAIR = Acceptance(rate=0.7)
 LOOKUP = Acceptance(rate=0.6, hit=0.3)
 # Rates at which a config has to be the best of its route to become an arm.
 _CIRCUMSTANCES = (0.4, 0.6, 0.8, 0.93)
-_WEAK_BELOW_STRONG = 0.5, 0.95   # a qualifier that the target nearly always agrees with, over a draft that often fails
+_WEAK_BELOW_STRONG = 0.5, 0.95  # a qualifier that the target nearly always agrees with, over a draft that often fails
 
 # Thresholds below an exact target, where they cost no quality: total variation in sampling, nats of regret in greedy
 # decoding; the two happen to want the same numbers.
@@ -29,8 +29,11 @@ BUDGET_MULTIPLES = (2.0, 8.0, 32.0)
 def guessed_acceptance(pool: Pool) -> dict[tuple[int, int], Acceptance]:
     """What to expect of every (proposer, verifier) pair: what experience says; else model pairs accept .7, and a lookup
     hits at .3 of its chances and accepts .6."""
-    guesses = {(proposer, verifier): MODEL_PAIR if proposer in pool.model_tiers else LOOKUP
-               for verifier in range(1, pool.n_tiers) for proposer in range(verifier)}
+    guesses = {
+        (proposer, verifier): MODEL_PAIR if proposer in pool.model_tiers else LOOKUP
+        for verifier in range(1, pool.n_tiers)
+        for proposer in range(verifier)
+    }
     return guesses | dict(pool.experience.acceptance if pool.experience else {})
 
 
@@ -42,8 +45,14 @@ def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
     return config
 
 
-def candidate_configs(base: PyramidConfig, pool: Pool, route: Route | None = None, drift_budget: float | None = None,
-                      free_taus: bool = True, limit: int = LIMIT) -> list[PyramidConfig]:
+def candidate_configs(
+    base: PyramidConfig,
+    pool: Pool,
+    route: Route | None = None,
+    drift_budget: float | None = None,
+    free_taus: bool = True,
+    limit: int = LIMIT,
+) -> list[PyramidConfig]:
     """Arms around `base`: at most `limit` configs, target only first, none twice.
 
     Every route of the pool is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
@@ -75,7 +84,9 @@ def candidate_configs(base: PyramidConfig, pool: Pool, route: Route | None = Non
     return _dealt(queues, limit)
 
 
-def _best_somewhere(plain: PyramidConfig, guess: dict[tuple[int, int], Acceptance], costs: CostModel) -> list[PyramidConfig]:
+def _best_somewhere(
+    plain: PyramidConfig, guess: dict[tuple[int, int], Acceptance], costs: CostModel
+) -> list[PyramidConfig]:
     """Configs of one route that some acceptance rates make the fastest, the one for the guessed rates first."""
     stages = plain.route[1:]
     grid = [plain]
@@ -83,12 +94,17 @@ def _best_somewhere(plain: PyramidConfig, guess: dict[tuple[int, int], Acceptanc
         lengths = sorted({*LENGTHS, plain.stage(tier).length})
         grid = [config.with_stage(tier, length=length) for config, length in product(grid, lengths)]
     # A stage that asks for less than one round of the stage below yields is that round all the same.
-    grid = [config for config in grid if all(config.stage(lower).length <= config.stage(upper).length
-                                             for lower, upper in zip(stages, stages[1:]))]
+    grid = [
+        config
+        for config in grid
+        if all(config.stage(lower).length <= config.stage(upper).length for lower, upper in zip(stages, stages[1:]))
+    ]
     kept = [_fastest(grid, ThroughputModel(costs, guess))]
     weak, strong = _WEAK_BELOW_STRONG
     for lower, top in (*((rate, rate) for rate in _CIRCUMSTANCES), (weak, strong)):
-        acceptance = {pair: Acceptance(top if pair[1] == plain.target else lower, known.hit) for pair, known in guess.items()}
+        acceptance = {
+            pair: Acceptance(top if pair[1] == plain.target else lower, known.hit) for pair, known in guess.items()
+        }
         kept.append(_fastest(grid, ThroughputModel(costs, acceptance)))
     return list(dict.fromkeys(kept))
 

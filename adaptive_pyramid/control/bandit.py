@@ -44,7 +44,11 @@ class BanditController(GuardedController):
         yield from np.nan_to_num(-self.policy.means, nan=math.inf).argsort(kind="stable").tolist()
 
     def _reason(self, arm: int) -> str:
-        return f"{self.policy.name} chose it" if arm == self._selected else "best known among those the account can pay for"
+        return (
+            f"{self.policy.name} chose it"
+            if arm == self._selected
+            else "best known among those the account can pay for"
+        )
 
     def _learn(self, block: BlockStats, arm: int) -> None:
         if arm == self._selected or not isinstance(self.policy, Exp3):
@@ -68,5 +72,9 @@ def context(block: BlockStats, before: Sequence[float]) -> list[float]:
     top = block.verifications[-1]
     target, proposed = nanmean(top.entropy), nanmean(top.proposal_entropy)
     accepted = before[2] + 0.2 * (top.accepted / top.tested - before[2]) if top.tested else before[2]
-    return [before[0] if math.isnan(target) else math.tanh(target), before[1] if math.isnan(proposed) else math.tanh(proposed),
-            accepted, min(1.0, math.log2(1 + block.position + block.tokens) / 10)]
+    return [
+        before[0] if math.isnan(target) else math.tanh(target),
+        before[1] if math.isnan(proposed) else math.tanh(proposed),
+        accepted,
+        min(1.0, math.log2(1 + block.position + block.tokens) / 10),
+    ]

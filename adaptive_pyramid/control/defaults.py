@@ -23,8 +23,14 @@ def default_config(n_tiers: int) -> PyramidConfig:
     return PyramidConfig(tuple(StageConfig(length) for length in lengths))
 
 
-def make_controller(name: str, route: Route | None, config: PyramidConfig, pool: Pool,
-                    drift_budget: float | None = None, lossless: bool = True) -> Controller:
+def make_controller(
+    name: str,
+    route: Route | None,
+    config: PyramidConfig,
+    pool: Pool,
+    drift_budget: float | None = None,
+    lossless: bool = True,
+) -> Controller:
     """A controller by name: "fixed", "auto" (the planner), "planner", "bandit" (discounted UCB), or a policy of `policies`.
 
     Args:
@@ -52,8 +58,13 @@ def _bandit(policy: str, arms: list[PyramidConfig], pool: Pool, drift_budget: fl
     """A policy whose prior is what the throughput formula expects at guessed acceptance rates."""
     model = ThroughputModel(pool.costs, guessed_acceptance(pool))
     speeds = [model.predict(arm).tokens_per_second for arm in arms]
-    reference = 1.5 * max(speeds)   # a fully accepted block is faster than the expected one
+    reference = 1.5 * max(speeds)  # a fully accepted block is faster than the expected one
     options = {"context_dim": CONTEXT_DIM} if policy == "lin_ucb" else {}
     return BanditController(
-        arms, make_policy(policy, len(arms), prior_means=[speed / reference for speed in speeds], prior_weights=2.0, **options),
-        SpeedReward(reference, drift_budget), pool)
+        arms,
+        make_policy(
+            policy, len(arms), prior_means=[speed / reference for speed in speeds], prior_weights=2.0, **options
+        ),
+        SpeedReward(reference, drift_budget),
+        pool,
+    )

@@ -27,18 +27,18 @@ from .experience import Experience
 from .forecast import Forecast, Pair, Rates, pairs_of
 from .positions import N_BUCKETS, at_threshold, bucket_of, by_bucket, by_bucket_sums
 
-_ENTROPIES = (0.3, 1.0)            # nats: edges between sure, middling and unsure texts
-_MOODS = 3                         # values of each of the two moods
-_FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])   # how far into a proposal what came before it tells anything
-_PRIOR_WEIGHT = 3.0                # tested positions that a guess is worth
-_NEIGHBOUR_WEIGHT = 20.0           # tested positions that the rate at earlier positions is worth
-_MOOD_WEIGHT = 30.0                # tested positions that the overall rate is worth in a mood
-_HIT_WEIGHT = 5.0                  # requests to a lookup that its overall hit rate is worth in a mood
+_ENTROPIES = (0.3, 1.0)  # nats: edges between sure, middling and unsure texts
+_MOODS = 3  # values of each of the two moods
+_FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])  # how far into a proposal what came before it tells anything
+_PRIOR_WEIGHT = 3.0  # tested positions that a guess is worth
+_NEIGHBOUR_WEIGHT = 20.0  # tested positions that the rate at earlier positions is worth
+_MOOD_WEIGHT = 30.0  # tested positions that the overall rate is worth in a mood
+_HIT_WEIGHT = 5.0  # requests to a lookup that its overall hit rate is worth in a mood
 _THROUGH_WEIGHT = 0.5
-_CURIOSITY = 2.0                   # how many times more is hoped of a pair never seen
-_KNOWN_WEIGHT = 60.0               # what experience says: less than it has seen, since this text is another one
+_CURIOSITY = 2.0  # how many times more is hoped of a pair never seen
+_KNOWN_WEIGHT = 60.0  # what experience says: less than it has seen, since this text is another one
 _KNOWN_LENGTH = 8
-_CHANGED = 0.2                     # share of its memory that a pair keeps when its text has changed
+_CHANGED = 0.2  # share of its memory that a pair keeps when its text has changed
 
 
 class Estimates:
@@ -54,8 +54,15 @@ class Estimates:
         drift_budget: per token, or None.
     """
 
-    def __init__(self, forecast: Forecast, model_tiers: Sequence[int], drift_budget: float | None = None,
-                 memory: float = 200.0, idle: float = 1000.0, counterfactual: bool = True) -> None:
+    def __init__(
+        self,
+        forecast: Forecast,
+        model_tiers: Sequence[int],
+        drift_budget: float | None = None,
+        memory: float = 200.0,
+        idle: float = 1000.0,
+        counterfactual: bool = True,
+    ) -> None:
         self.n_tiers = forecast.n_tiers
         self.target = self.n_tiers - 1
         self.drift_budget = drift_budget
@@ -63,18 +70,18 @@ class Estimates:
         self._keep, self._keep_idle = math.exp(-1 / memory), math.exp(-1 / idle)
         self.pairs = forecast.pairs
         self._index = {pair: i for i, pair in enumerate(self.pairs)}
-        self._siblings: dict[Pair, list[int]] = {}   # pairs that differ in tau alone, under the one of tau 0
+        self._siblings: dict[Pair, list[int]] = {}  # pairs that differ in tau alone, under the one of tau 0
         for i, pair in enumerate(self.pairs):
             self._siblings.setdefault(pair._replace(tau=0.0), []).append(i)
         # One row per pair, so that learning and forgetting are one operation; the names are views of its columns.
         n = len(self.pairs)
         self.counts = np.zeros((n, 2 * N_BUCKETS + 4 * _MOODS))
         self.accepted, self.tested = self.counts[:, :N_BUCKETS], self.counts[:, N_BUCKETS : 2 * N_BUCKETS]
-        self.by_mood = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _MOODS)   # accepted or tested, which mood
+        self.by_mood = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _MOODS)  # accepted or tested, which mood
         # What would be left in the drift bucket, had this pair and threshold spent it alone.
         self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
-        self.asked = np.full((2, self.n_tiers, _MOODS), 1e-9)        # lookups: hits, requests, by how the last one fared
-        self.filled = np.full((2, self.n_tiers), 1e-9)               # tokens found, tokens asked for
+        self.asked = np.full((2, self.n_tiers, _MOODS), 1e-9)  # lookups: hits, requests, by how the last one fared
+        self.filled = np.full((2, self.n_tiers), 1e-9)  # tokens found, tokens asked for
         self._position_bucket = np.array([bucket_of(i) for i in range(forecast.longest)])
         self._is_lookup = np.array([pair.proposer not in model_tiers for pair in self.pairs])
         self._guess = np.where(self._is_lookup, LOOKUP.rate, MODEL_PAIR.rate)
@@ -181,7 +188,9 @@ class Estimates:
             if own == pair.tau and self._buckets[i] == math.inf:
                 accepted, tested = by_bucket(v.accepted), by_bucket(v.tested)
             else:
-                accepted, tested, self._buckets[i] = at_threshold(v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0)
+                accepted, tested, self._buckets[i] = at_threshold(
+                    v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0
+                )
             self._add(i, accepted, tested)
 
     def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], weight: float = 1.0) -> None:
@@ -205,7 +214,11 @@ class Estimates:
         bottom, middle, target = config.route
         ran, relaxes = config.stage(target).tau, config.stage(middle).tau
         top = block.verifications[-1]
-        told = self._siblings.get(Pair(bottom, target), []) if bottom not in {shadow.tier for shadow in block.shadows} else []
+        told = (
+            self._siblings.get(Pair(bottom, target), [])
+            if bottom not in {shadow.tier for shadow in block.shadows}
+            else []
+        )
         for i in told + (self._siblings.get(Pair(middle, target), []) if relaxes else []):
             pair = self.pairs[i]
             accepted = tested = 0
@@ -225,7 +238,7 @@ class Estimates:
                         accepted, tested = accepted + passes, tested + 1
                     position += 1
             if tested:
-                rest = [0.0] * (N_BUCKETS - 1)   # its place in a proposal of its own is not known: counted as the first
+                rest = [0.0] * (N_BUCKETS - 1)  # its place in a proposal of its own is not known: counted as the first
                 self._add(i, [accepted, *rest], [tested, *rest], _THROUGH_WEIGHT)
 
     def _watch(self, pair: Pair, v: Verification) -> None:
@@ -304,7 +317,9 @@ class Estimates:
         number = {name: i for i, name in enumerate(names)}
         below = np.array([number.get((p, self.target), -1) if v != self.target else -1 for p, v in names])
         above = np.array([number.get((v, self.target), -1) if v != self.target else -1 for p, v in names])
-        smaller = np.array([[v == w == self.target and q < p and not self._lookup_tiers[q] for q, w in names] for p, v in names])
+        smaller = np.array(
+            [[v == w == self.target and q < p and not self._lookup_tiers[q] for q, w in names] for p, v in names]
+        )
         return np.array([number[pair[:2]] for pair in self.pairs]), below, above, (below >= 0) & (above >= 0), smaller
 
     def _priors(self, own_accepted: np.ndarray, own_tested: np.ndarray) -> np.ndarray:
@@ -325,13 +340,19 @@ class Estimates:
         rate = (accepted + _PRIOR_WEIGHT * guess) / (tested + _PRIOR_WEIGHT)
         guess = np.where(related, np.minimum(0.98, rate[below] + 0.3 * (1 - rate[above])), guess)
         # Its own counts come in later: here they would count twice.
-        return (accepted[name] - own_accepted + _PRIOR_WEIGHT * guess[name]) / (tested[name] - own_tested + _PRIOR_WEIGHT)
+        return (accepted[name] - own_accepted + _PRIOR_WEIGHT * guess[name]) / (
+            tested[name] - own_tested + _PRIOR_WEIGHT
+        )
 
     # ------------------------------------------------------------------ saved state
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {name: getattr(self, name).tolist() for name in _SAVED}
-        return {**arrays, "pairs": [[*pair[:3], list(pair.lower), pair.owner] for pair in self.pairs], "mood": list(self._mood)}
+        return {
+            **arrays,
+            "pairs": [[*pair[:3], list(pair.lower), pair.owner] for pair in self.pairs],
+            "mood": list(self._mood),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pairs = [Pair(p, v, tau, tuple(lower), owner) for p, v, tau, lower, owner in state["pairs"]]
@@ -340,7 +361,9 @@ class Estimates:
         arrays = {name: np.array(state[name], dtype=float) for name in _SAVED}
         for name, array in arrays.items():
             if array.shape != getattr(self, name).shape or not np.isfinite(array).all():
-                raise ValueError(f"{name} in the state must be finite numbers of shape {getattr(self, name).shape}, got {array.shape}")
+                raise ValueError(
+                    f"{name} in the state must be finite numbers of shape {getattr(self, name).shape}, got {array.shape}"
+                )
         for name, array in arrays.items():
             getattr(self, name)[:] = array
         self._mood = (int(state["mood"][0]), int(state["mood"][1]))

@@ -25,8 +25,14 @@ class Experience:
     config: PyramidConfig | None = None
 
     @classmethod
-    def tuned(cls, config: PyramidConfig, rates: Mapping[int, float], lengths: Mapping[int, float], seconds: float,
-              model_tiers: Container[int]) -> Experience:
+    def tuned(
+        cls,
+        config: PyramidConfig,
+        rates: Mapping[int, float],
+        lengths: Mapping[int, float],
+        seconds: float,
+        model_tiers: Container[int],
+    ) -> Experience:
         """From what was measured of one config: verifying tier -> acceptance rate, and -> tokens per verification.
 
         How often a lookup answers follows from L = 1 + hit (E(a, l) - 1). Below a fall-through they tell of the mixture

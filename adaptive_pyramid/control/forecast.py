@@ -36,8 +36,10 @@ def pairs_of(config: PyramidConfig, depth: int, owner: int = -1) -> list[Pair]:
     """The pairs that meet at `route[depth]`: one, or one per candidate of a fall-through bottom."""
     verifier, below = config.route[depth], config.route[depth - 1]
     lower = tuple(config.stage(tier).tau for tier in config.route[1:depth])
-    return [Pair(proposer, verifier, config.stage(verifier).tau, lower if any(lower) else (), owner)
-            for proposer in (below if isinstance(below, tuple) else (below,))]
+    return [
+        Pair(proposer, verifier, config.stage(verifier).tau, lower if any(lower) else (), owner)
+        for proposer in (below if isinstance(below, tuple) else (below,))
+    ]
 
 
 class Rates(NamedTuple):
@@ -64,7 +66,9 @@ class Forecast:
         self.n_tiers = configs[0].n_tiers
         self.pairs: list[Pair] = []
         self._index: dict[Pair, int] = {}
-        stages = [self._compiled(config, owner) for config, owner in zip(self.configs, owners or [-1] * len(self.configs))]
+        stages = [
+            self._compiled(config, owner) for config, owner in zip(self.configs, owners or [-1] * len(self.configs))
+        ]
         self.depth = max(map(len, stages))
         self._levels = [_Level([row[d] if d < len(row) else None for row in stages]) for d in range(self.depth)]
         top = max((max(level.length) for level in self._levels), default=1)
@@ -80,7 +84,9 @@ class Forecast:
                 if pair not in self._index:
                     self._index[pair] = len(self.pairs)
                     self.pairs.append(pair)
-            rows.append(_Stage(tier, config.stage(tier).length, [self._index[p] for p in pairs], [p.proposer for p in pairs]))
+            rows.append(
+                _Stage(tier, config.stage(tier).length, [self._index[p] for p in pairs], [p.proposer for p in pairs])
+            )
         return rows
 
     def add(self, pair: Pair) -> int:
@@ -116,7 +122,7 @@ class Forecast:
         opinions, pairs, longest = rates.accept.shape
         # Per pair and length l: E(l), the tokens of a round, and the mean of their square.
         rounds = np.ones((2, opinions, pairs, longest + 1))
-        np.cumprod(rates.accept, axis=2, out=rounds[0, :, :, 1:])    # P(the first j are accepted)
+        np.cumprod(rates.accept, axis=2, out=rounds[0, :, :, 1:])  # P(the first j are accepted)
         np.multiply(rounds[0], 2 * np.arange(longest + 1) + 1, out=rounds[1])
         rounds = rounds.cumsum(axis=3).reshape(2, -1)
         offsets = np.arange(opinions)[:, None] * (pairs * (longest + 1))
@@ -148,8 +154,14 @@ class Forecast:
             np.copyto(seconds, at[2], where=level.present)
         return tokens, seconds
 
-    def _bottom(self, level: _Level, rounds: np.ndarray, offsets: np.ndarray, rates: Rates,
-                price: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _bottom(
+        self,
+        level: _Level,
+        rounds: np.ndarray,
+        offsets: np.ndarray,
+        rates: Rates,
+        price: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         longest = rates.accept.shape[2]
         alone = price(level.tier, 1)
         missed, done, seconds = 1.0, 0.0, 0.0

@@ -15,7 +15,7 @@ from .meter import Meter
 from .pool import Pool
 
 _STATE = ("name", "arms", "meter", "account", "caps", "learned")
-LADDER = (1, 2, 4, 8, 16)   # a route that has climbed beyond the last is trusted with any length
+LADDER = (1, 2, 4, 8, 16)  # a route that has climbed beyond the last is trusted with any length
 
 
 class GuardedController:
@@ -55,10 +55,10 @@ class GuardedController:
         self._caps: dict[Route, int] = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
         if pool.experience is not None:
             self.account.grant(pool.experience.seconds)
-        self._last: BlockStats | None = None   # of this request
+        self._last: BlockStats | None = None  # of this request
         self._lost: set[int] = set()
-        self._blocks: dict[Route, int] = {}   # of this request
-        self._refused: dict[Route, float] = {}   # price of the shortest probe that the account could not pay, last time
+        self._blocks: dict[Route, int] = {}  # of this request
+        self._refused: dict[Route, float] = {}  # price of the shortest probe that the account could not pay, last time
 
     def _needs_no_ladder(self, route: Route) -> bool:
         """Whether experience tells of every model that proposes to the target on `route` (lookups cost next to nothing)."""
@@ -131,7 +131,10 @@ class GuardedController:
         if self.fallback is None or not self._routes or 2 * alone < total or not total:
             return []
         found = [sentence for route in self._routes if (sentence := self._why_not(route))]
-        return [f"the target worked alone in {alone} of {total} blocks ({1 / self.meter.target_only:.1f} tokens/s): " + "; ".join(found)]
+        return [
+            f"the target worked alone in {alone} of {total} blocks ({1 / self.meter.target_only:.1f} tokens/s): "
+            + "; ".join(found)
+        ]
 
     def _why_not(self, route: Route) -> str:
         """Why the target was preferred to `route` (said of two-tier routes and of what ran)."""
@@ -143,26 +146,37 @@ class GuardedController:
         if outlook is not None:
             text += f", {outlook:.1f} tokens/s expected"
         if route in self._refused:
-            text += (f", a first look of {1000 * self._refused[route]:.1f} ms is more than the account has left "
-                     f"({100 * self.account.share:g} % of elapsed time)")
+            text += (
+                f", a first look of {1000 * self._refused[route]:.1f} ms is more than the account has left "
+                f"({100 * self.account.share:g} % of elapsed time)"
+            )
         return text
 
     def state_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "arms": [arm.to_dict() for arm in self.arms], "meter": self.meter.state_dict(),
-                "account": self.account.state_dict(), "caps": {route_label(route): cap for route, cap in self._caps.items()},
-                "learned": self._learned()}
+        return {
+            "name": self.name,
+            "arms": [arm.to_dict() for arm in self.arms],
+            "meter": self.meter.state_dict(),
+            "account": self.account.state_dict(),
+            "caps": {route_label(route): cap for route, cap in self._caps.items()},
+            "learned": self._learned(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("name") != self.name:
             raise ValueError(f"this state belongs to controller {state.get('name')!r}; expected {self.name!r}")
         check_keys(f"state of {self.name!r}", state, _STATE, required=_STATE)
         if [PyramidConfig.from_dict(arm) for arm in state["arms"]] != self.arms:
-            raise ValueError(f"this state of {self.name!r} belongs to other arms: it was saved with another family, route, "
-                             "starting config or drift budget")
+            raise ValueError(
+                f"this state of {self.name!r} belongs to other arms: it was saved with another family, route, "
+                "starting config or drift budget"
+            )
         self._load_learned(state["learned"])
         self.meter.load_state_dict(state["meter"])
         self.account.load_state_dict(state["account"])
-        self._caps = {route: state["caps"][route_label(route)] for route in self._routes if route_label(route) in state["caps"]}
+        self._caps = {
+            route: state["caps"][route_label(route)] for route in self._routes if route_label(route) in state["caps"]
+        }
 
     # ------------------------------------------------------------------ choosing
 
@@ -184,12 +198,18 @@ class GuardedController:
         prices = {route: self._price(config) for route, config in self._probes.items()}
         self._refused = {route: price for route, price in prices.items() if price > left}
         first_refused: PyramidConfig | None = None
-        cut: dict[PyramidConfig, tuple[int, PyramidConfig, str]] = {}   # versions that only money keeps from being longer
+        cut: dict[
+            PyramidConfig, tuple[int, PyramidConfig, str]
+        ] = {}  # versions that only money keeps from being longer
         choice = self.fallback, self.arms[self.fallback], ""
         for arm in self._rank():
             config = self.arms[arm]
             if arm == self.fallback:
-                reason = self._reason(arm) if first_refused is None else f"the account cannot pay for a look at {first_refused.label}"
+                reason = (
+                    self._reason(arm)
+                    if first_refused is None
+                    else f"the account cannot pay for a look at {first_refused.label}"
+                )
                 choice = arm, config, reason
                 break
             if self._lost and self._lost & set(config.tiers):
@@ -214,8 +234,11 @@ class GuardedController:
 
     def _shortest_probe(self) -> float:
         """The cheapest block that runs a draft model (without one: any draft): what the account advances."""
-        probes = [(route, config) for route, config in self._probes.items()
-                  if len(route) == 2 and isinstance(route[0], int) and route[0] not in self._lost]
+        probes = [
+            (route, config)
+            for route, config in self._probes.items()
+            if len(route) == 2 and isinstance(route[0], int) and route[0] not in self._lost
+        ]
         with_model = [config for route, config in probes if route[0] in self.pool.model_tiers]
         return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 

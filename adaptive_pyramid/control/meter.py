@@ -30,11 +30,11 @@ class Meter:
         self.per_verification = 0.0
         self.per_draft = 0.0
         self._cached: dict[int, int] = {}
-        self._entries: dict[int, float] = {}                # per tier, since the last block
+        self._entries: dict[int, float] = {}  # per tier, since the last block
         self._bills: dict[PyramidConfig, _Bill] = {}
-        self._prefill = 1.0     # seconds of a long forward over what the table extrapolates
+        self._prefill = 1.0  # seconds of a long forward over what the table extrapolates
         self._prefill_looks = self._rests = 0
-        self._prefills: list[Forward] = []      # not learned from yet: what they cost is known relative to short forwards
+        self._prefills: list[Forward] = []  # not learned from yet: what they cost is known relative to short forwards
 
     def start(self, request: RequestInfo) -> None:
         """A new text: of what a tier has cached, at most what the target can reuse is still good."""
@@ -63,7 +63,7 @@ class Meter:
             self._prefill_looks += 1
             self._prefill *= ratio ** max(0.1, 1 / self._prefill_looks)
         else:
-            self.costs.rescale(forward.tier, ratio)   # better than a guess from bytes
+            self.costs.rescale(forward.tier, ratio)  # better than a guess from bytes
 
     def _observe_rest(self, block: BlockStats) -> None:
         """Split what is left of the block's time between verifications and drafting forwards (normalised least squares)."""
@@ -94,8 +94,11 @@ class Meter:
         """Seconds target-only decoding would have taken for the block's tokens, its prefill included."""
         if len(block.config.route) == 1:
             return block.seconds
-        prefill = sum(f.seconds - self.costs.seconds(f.tier, f.needed)
-                      for f in block.forwards if f.tier == self.target and f.is_prefill)
+        prefill = sum(
+            f.seconds - self.costs.seconds(f.tier, f.needed)
+            for f in block.forwards
+            if f.tier == self.target and f.is_prefill
+        )
         return block.tokens * self.target_only + prefill
 
     def steady(self, block: BlockStats) -> float:
@@ -111,7 +114,7 @@ class Meter:
             if price is None:
                 lag = self.context - self._cached.get(tier, 0)
                 price = 0.0
-                if tier != self.target and lag > 2:   # a lag of one token, and one more in hand, is normal
+                if tier != self.target and lag > 2:  # a lag of one token, and one more in hand, is normal
                     price = max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
                 self._entries[tier] = price
             total += price
@@ -128,8 +131,12 @@ class Meter:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        return {"costs": self.costs.to_dict(), "per_verification": self.per_verification, "per_draft": self.per_draft,
-                "prefill": self._prefill}
+        return {
+            "costs": self.costs.to_dict(),
+            "per_verification": self.per_verification,
+            "per_draft": self.per_draft,
+            "prefill": self._prefill,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # The table's scale is measured anew (`observed` starts at 0): the machine may be another one by now.
@@ -165,7 +172,7 @@ def _worst_bill(config: PyramidConfig, depth: int, models: Container[int]) -> _B
         bill.drafts = length * inner.drafts
     else:
         drafting = [t for t in (below if isinstance(below, tuple) else (below,)) if t in models]
-        if drafting:   # of a fall-through bottom, the dearest
+        if drafting:  # of a fall-through bottom, the dearest
             bill.forwards[drafting[-1], 1] += length
             bill.drafts = length
     return bill

@@ -16,10 +16,10 @@ from .forecast import Forecast
 from .guarded import GuardedController
 from .pool import Pool
 
-_RESIDUAL_WEIGHT = 30.0   # blocks of an arm before its own residuals count as much as the formula
+_RESIDUAL_WEIGHT = 30.0  # blocks of an arm before its own residuals count as much as the formula
 _RESIDUAL_KEEP = 0.98
-_TRUST = 0.9              # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
-_REPLAN = 4               # blocks a forecast is good for, once there have been `_YOUNG` of them
+_TRUST = 0.9  # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
+_REPLAN = 4  # blocks a forecast is good for, once there have been `_YOUNG` of them
 _YOUNG = 16
 
 
@@ -38,13 +38,19 @@ class PlannerController(GuardedController):
 
     name = "planner"
 
-    def __init__(self, arms: Sequence[PyramidConfig], pool: Pool, drift_budget: float | None = None,
-                 counterfactual: bool = True, optimism: float = 0.1) -> None:
+    def __init__(
+        self,
+        arms: Sequence[PyramidConfig],
+        pool: Pool,
+        drift_budget: float | None = None,
+        counterfactual: bool = True,
+        optimism: float = 0.1,
+    ) -> None:
         super().__init__(arms, pool)
         self.optimism = optimism
         # The shortened versions that the ladder may run are forecast too; the arms come first.
         configs, owners = list(self.arms), list(range(len(self.arms)))
-        for arm, config in enumerate(self.arms):
+        for arm in range(len(self.arms)):
             for version in self._versions[arm].values():
                 if version not in configs:
                     configs.append(version)
@@ -54,10 +60,10 @@ class PlannerController(GuardedController):
         self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
         if pool.experience is not None:
             self.estimates.assume(pool.experience)
-        self._residual = np.zeros((2, 2, len(configs)))   # (tokens, seconds) x (measured, predicted), sums per config
-        self._seen = 0      # blocks learned from; planned: of these, when the forecast was made
+        self._residual = np.zeros((2, 2, len(configs)))  # (tokens, seconds) x (measured, predicted), sums per config
+        self._seen = 0  # blocks learned from; planned: of these, when the forecast was made
         self._predict()
-        self._drafters = list(dict.fromkeys(config.tiers[:-1] for config in self.arms))   # whose caches an arm needs
+        self._drafters = list(dict.fromkeys(config.tiers[:-1] for config in self.arms))  # whose caches an arm needs
         self._drafters_of = np.array([self._drafters.index(config.tiers[:-1]) for config in self.arms])
 
     def start(self, request: RequestInfo) -> PyramidConfig:
@@ -66,7 +72,7 @@ class PlannerController(GuardedController):
 
     def _learn(self, block: BlockStats, arm: int) -> None:
         if self._position >= self.request.max_new_tokens:
-            return   # clipped: it says little about an arm
+            return  # clipped: it says little about an arm
         row = self._row[self._config]
         residual = self._residual[:, :, row]
         residual *= _RESIDUAL_KEEP
@@ -76,10 +82,13 @@ class PlannerController(GuardedController):
         self._seen += 1
 
     def _rank(self) -> Iterable[int]:
-        if self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1) or self.estimates.changes != self._changes:
+        if (
+            self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1)
+            or self.estimates.changes != self._changes
+        ):
             self._predict()
         entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
-        self._ranked = self._per_token[self.estimates.mood][:, : len(self.arms)] + entry   # [mean or hoped for, arm]
+        self._ranked = self._per_token[self.estimates.mood][:, : len(self.arms)] + entry  # [mean or hoped for, arm]
         return (self._ranked[1] * self._trust).argsort(kind="stable").tolist()
 
     def _reason(self, arm: int) -> str:
@@ -109,13 +118,13 @@ class PlannerController(GuardedController):
         self._trust = np.array([_TRUST if arm == self._tuned else 1.0 for arm in self.arms])
         costs = self.forecast.costs(self.meter.costs, self.meter.per_verification, self.meter.per_draft)
         n = len(self._row)
-        both = np.stack(self.forecast.evaluate(rates, costs)).reshape(2, -1, 2, n)   # tokens or seconds, mood, opinion
+        both = np.stack(self.forecast.evaluate(rates, costs)).reshape(2, -1, 2, n)  # tokens or seconds, mood, opinion
         measured, formula = self._residual[:, 0], self._residual[:, 1]
         typical = _RESIDUAL_WEIGHT * both[:, 0, 0]
         ratio = (measured + typical) / (formula + typical)
         corrected = both * ratio[:, None, None]
-        self._per_token = corrected[1] / corrected[0]            # seconds, [mood, opinion, config]
-        self._formula = both[:, :, 0].transpose(1, 0, 2)         # [mood, tokens or seconds, config]
+        self._per_token = corrected[1] / corrected[0]  # seconds, [mood, opinion, config]
+        self._formula = both[:, :, 0].transpose(1, 0, 2)  # [mood, tokens or seconds, config]
         self._expected = corrected[:, :, 0].transpose(1, 0, 2)
         self._planned, self._changes = self._seen, self.estimates.changes
 
@@ -134,7 +143,9 @@ class PlannerController(GuardedController):
         return super().notes + [sentence for sentence in advice if sentence]
 
     def _outlook(self, route: Route) -> float:
-        return 1 / min(self._per_token[self.estimates.mood, 0, row] for config, row in self._row.items() if config.route == route)
+        return 1 / min(
+            self._per_token[self.estimates.mood, 0, row] for config, row in self._row.items() if config.route == route
+        )
 
     def _advice(self, route: Route) -> str | None:
         """What dropping the tier above the bottom would do, for the deep route that ran most."""
@@ -149,7 +160,7 @@ class PlannerController(GuardedController):
         model = ThroughputModel(self.meter.costs, acceptance, self.meter.per_verification)
         try:
             return str(insertion_advice(model, config, config.route[1]))
-        except KeyError:   # without that tier the route has a pair that no arm has
+        except KeyError:  # without that tier the route has a pair that no arm has
             return None
 
     def _learned(self) -> dict[str, Any]:

@@ -27,7 +27,9 @@ class Pool:
     experience: Experience | None = None
 
     @classmethod
-    def of(cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None, experience: Experience | None = None) -> Pool:
+    def of(
+        cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None, experience: Experience | None = None
+    ) -> Pool:
         """A pool from each model tier's weight bytes and, if known, measured costs.
 
         Without measurements c_k(m) starts as bytes read per forward, m of up to 64 adding half: decoding one request is
@@ -36,13 +38,20 @@ class Pool:
         measured = costs is not None
         if costs is None:
             nominal_bandwidth = 20e9
-            costs = CostModel({tier: {width: size / nominal_bandwidth * (1 + width / 128) for width in (1, 8, 64)}
-                               for tier, size in weights.items()})
+            costs = CostModel(
+                {
+                    tier: {width: size / nominal_bandwidth * (1 + width / 128) for width in (1, 8, 64)}
+                    for tier, size in weights.items()
+                }
+            )
         return cls(n_tiers, tuple(sorted(weights)), costs, measured, experience)
 
     def routes(self) -> list[Route]:
         """Every chain this pool can run: model-less tiers only at the bottom; then fall-through bottoms."""
         chains = [route for route in all_routes(self.n_tiers) if all(tier in self.model_tiers for tier in route[1:])]
-        falls: list[Route] = [((route[0], route[1]), *route[2:]) for route in chains
-                              if len(route) > 2 and route[0] not in self.model_tiers]
+        falls: list[Route] = [
+            ((route[0], route[1]), *route[2:])
+            for route in chains
+            if len(route) > 2 and route[0] not in self.model_tiers
+        ]
         return chains + falls

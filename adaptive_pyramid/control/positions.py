@@ -10,7 +10,7 @@ import numpy as np
 
 from ..stats import Verification
 
-_BUCKETS = (1, 2, 4, 8, 16)   # last position of each bucket; one more behind them
+_BUCKETS = (1, 2, 4, 8, 16)  # last position of each bucket; one more behind them
 N_BUCKETS = len(_BUCKETS) + 1
 
 
@@ -33,24 +33,25 @@ def by_bucket(m: int) -> tuple[float, ...]:
     return tuple(by_bucket_sums([1.0] * m).tolist())
 
 
-def at_threshold(v: Verification, ran: float, tau: float, greedy: bool, balance: float,
-                  budget: float) -> tuple[list[float], list[float], float]:
+def at_threshold(
+    v: Verification, ran: float, tau: float, greedy: bool, balance: float, budget: float
+) -> tuple[list[float], list[float], float]:
     """What `tau` would have accepted of a proposal that was verified at `ran`, and tested, by bucket of positions.
 
     `balance` is what the drift bucket holds before (infinite without one), `budget` what every token adds; what would be
     left is returned, too.
     """
     accepted, tested = [0.0] * N_BUCKETS, [0.0] * N_BUCKETS
-    weight = 1.0     # chance that this position is reached
+    weight = 1.0  # chance that this position is reached
     for i, distance in enumerate(v.distance):
         balance += weight * budget
         if distance <= min(tau, balance):
             chance = 1.0
             balance -= weight * distance
         elif i < v.accepted and not 0 < distance <= ran:
-            chance = 1.0                              # it passed the plain test
+            chance = 1.0  # it passed the plain test
         elif greedy or (i < v.tested and distance > ran):
-            chance = 0.0                              # it fails, or failed, the plain test
+            chance = 0.0  # it fails, or failed, the plain test
         else:
             chance = 1.0 - distance
         bucket = bucket_of(i)

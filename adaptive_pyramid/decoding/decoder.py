@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from .method import Method, resolve
 from .sampling import KeyedNoise, PrivateNoise, Sampler
 from .scorer import Scorer, output_width
 from .tiers import FirstOf, Proposer, Run, Stage
-from .tokens import Sequence
+from .tokens import TokenSequence
 from .verify import Verdict, Verifier
 
 
@@ -50,7 +50,7 @@ class PyramidDecoder:
         TypeError: something else among the tiers. ValueError: a model that cannot be decoded with (see `Scorer`).
     """
 
-    def __init__(self, tiers: SequenceOf[Any]) -> None:
+    def __init__(self, tiers: Sequence[Any]) -> None:
         tiers = list(tiers)
         if not tiers or not isinstance(tiers[-1], PreTrainedModel):
             raise TypeError(f"the last tier must be a transformers model (the target), got {tiers[-1:] or 'no tiers'}")
@@ -75,8 +75,10 @@ class PyramidDecoder:
             elif isinstance(member, CandidateGenerator):
                 self._drafters[tier] = ForeignDrafter(member, tier, usable)
             else:
-                raise TypeError(f"tier {tier} must be a transformers model, Lookup() or a CandidateGenerator, "
-                                f"got {type(member).__name__}")
+                raise TypeError(
+                    f"tier {tier} must be a transformers model, Lookup() or a CandidateGenerator, "
+                    f"got {type(member).__name__}"
+                )
         self.vocab_size = target_vocabulary
 
     def clear_caches(self) -> None:
@@ -92,15 +94,24 @@ class PyramidDecoder:
             raise ValueError(f"config is for {config.n_tiers} tiers, this pyramid has {len(self.tiers)}")
         for tier in config.tiers:
             if tier not in self.scorers and tier not in _bottom(config.route):
-                raise ValueError(f"route {route_label(config.route)}: tier {tier} has no model, so it can only stand at the bottom")
+                raise ValueError(
+                    f"route {route_label(config.route)}: tier {tier} has no model, so it can only stand at the bottom"
+                )
         return config
 
-    def start(self, request: GenerationRequest, method: str | Method = "pyramid", drift_budget: float | None = None) -> Decoding:
+    def start(
+        self, request: GenerationRequest, method: str | Method = "pyramid", drift_budget: float | None = None
+    ) -> Decoding:
         """A decoding of one prompt, to be stepped by hand: `while not d.finished: block = d.step(config)`."""
         return Decoding(self, request, method, drift_budget)
 
-    def blocks(self, request: GenerationRequest, config: PyramidConfig, method: str | Method = "pyramid",
-               drift_budget: float | None = None) -> Iterator[Block]:
+    def blocks(
+        self,
+        request: GenerationRequest,
+        config: PyramidConfig,
+        method: str | Method = "pyramid",
+        drift_budget: float | None = None,
+    ) -> Iterator[Block]:
         """Yield blocks until a stop rule ends the text. `send(config)` changes the config from the next block on."""
         decoding = self.start(request, method, drift_budget)
         while not decoding.finished:
@@ -116,11 +127,13 @@ class Decoding:
         notes: sentences on tiers that left the route, and why. reused: prompt tokens the target has cached already.
     """
 
-    def __init__(self, decoder: PyramidDecoder, request: GenerationRequest, method: str | Method, drift_budget: float | None) -> None:
+    def __init__(
+        self, decoder: PyramidDecoder, request: GenerationRequest, method: str | Method, drift_budget: float | None
+    ) -> None:
         self.decoder = decoder
         self.request = request
         self.method = resolve(method, seeded=request.seeded and request.do_sample, drift_budget=drift_budget)
-        self.sequence = Sequence(request.prompt_ids)
+        self.sequence = TokenSequence(request.prompt_ids)
         self.finish_reason: str | None = "length" if request.max_new_tokens == 0 else None
         self.notes: list[str] = []
         self._lost: dict[int, str] = {}
@@ -166,12 +179,18 @@ class Decoding:
             run.budget.book(verdict.drift[: len(tokens)])
         verifications, run.verifications = run.verifications, []
         stats = BlockStats(
-            config=config, position=position, context=context, tokens=len(tokens),
-            seconds=time.perf_counter() - started, verifications=tuple(verifications),
+            config=config,
+            position=position,
+            context=context,
+            tokens=len(tokens),
+            seconds=time.perf_counter() - started,
+            verifications=tuple(verifications),
             forwards=tuple(f for scorer in self.decoder.scorers.values() for f in scorer.drain()),
-            origins=tuple(origins[: len(tokens)]), drift=tuple(verdict.drift[: len(tokens)]),
+            origins=tuple(origins[: len(tokens)]),
+            drift=tuple(verdict.drift[: len(tokens)]),
             budget_left=None if run.budget is None else run.budget.balance,
-            copies=len(verifications), near_ties=sum(verdict.near_ties[: len(tokens)]),
+            copies=len(verifications),
+            near_ties=sum(verdict.near_ties[: len(tokens)]),
             shadows=tuple(Shadow.of(tier, ids, tokens) for tier, ids in found),
         )
         return Block(tokens, stats, verdict.scores[: len(tokens)], verdict.logits[: len(tokens)])
@@ -179,8 +198,11 @@ class Decoding:
     def _overlooked(self, config: PyramidConfig) -> list[tuple[int, list[int]]]:
         """(tier, ids it finds) for every lookup that the target does not ask under `config`."""
         asked = config.route[-2] if len(config.route) > 1 else ()
-        return [(tier, lookup.find(self.sequence, SHADOW_LENGTH)) for tier, lookup in self.decoder.lookups.items()
-                if tier != asked and not (isinstance(asked, tuple) and tier in asked)]
+        return [
+            (tier, lookup.find(self.sequence, SHADOW_LENGTH))
+            for tier, lookup in self.decoder.lookups.items()
+            if tier != asked and not (isinstance(asked, tuple) and tier in asked)
+        ]
 
     def _emit(self, verdict: Verdict) -> list[int]:
         """Append the verdict's tokens up to the first stop."""
@@ -208,8 +230,11 @@ class Decoding:
             scorer = self.decoder.scorers.get(tier)
             if tier not in self._lost and scorer is not None and scorer.room(self.sequence) < 0:
                 limit = scorer.max_context
-                reason = (f"its context of {limit} tokens is full" if limit is not None and len(self.sequence) > limit
-                          else f"the text holds an id that its vocabulary of {scorer.embeddings} lacks")
+                reason = (
+                    f"its context of {limit} tokens is full"
+                    if limit is not None and len(self.sequence) > limit
+                    else f"the text holds an id that its vocabulary of {scorer.embeddings} lacks"
+                )
                 self._lost[tier] = reason
                 self.notes.append(f"tier {tier} left the route at token {len(self.new_ids)}: {reason}")
         return config if not self._lost else config.with_route(_without(config.route, self._lost))
@@ -223,7 +248,9 @@ class Decoding:
                 scorer = self.decoder.scorers[tier]
                 is_target = tier == self.decoder.target
                 rounding = _rounding(scorer.model.dtype) if is_target else 0.0
-                verifier = Verifier(self.method.rule(is_target), self.method.divergence, self._run.sampler, self._run.noise, rounding)
+                verifier = Verifier(
+                    self.method.rule(is_target), self.method.divergence, self._run.sampler, self._run.noise, rounding
+                )
                 # A pyramid of one tier has no stage to configure, and nothing below that could use it.
                 below = Stage(scorer, below, config.stage(tier) if tier else StageConfig(1), verifier)
             chain = self._chains[config] = below
@@ -232,18 +259,6 @@ class Decoding:
     def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
         proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
         return proposers[0] if len(proposers) == 1 else FirstOf(proposers)
-
-
-def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
-        proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
-        return proposers[0] if len(proposers) == 1 else FirstOf(proposers)
-
-
-def output_width(model: PreTrainedModel) -> int:
-    """Number of logits the model's head gives."""
-    head = model.get_output_embeddings()
-    width = getattr(head, "out_features", None) or getattr(model.config.get_text_config(), "vocab_size")
-    return int(width)
 
 
 def _bottom(route: Route) -> tuple[int, ...]:

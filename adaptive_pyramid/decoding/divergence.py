@@ -13,7 +13,6 @@ import torch
 
 from ..errors import unknown_name
 
-
 # The logit of probability 0: as good as -inf, but finite, so that 0 * logit stays 0 in entropies.
 IMPOSSIBLE = torch.finfo(torch.float32).min
 
@@ -74,8 +73,14 @@ def _topk_mismatch(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tenso
 
 
 DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "js": js, "tv": tv, "kl": kl, "kl_rev": kl_rev, "logit_gap": logit_gap,
-    "topk_1": _topk_mismatch(1), "topk_5": _topk_mismatch(5), "topk_20": _topk_mismatch(20),
+    "js": js,
+    "tv": tv,
+    "kl": kl,
+    "kl_rev": kl_rev,
+    "logit_gap": logit_gap,
+    "topk_1": _topk_mismatch(1),
+    "topk_5": _topk_mismatch(5),
+    "topk_20": _topk_mismatch(20),
 }
 
 

@@ -10,7 +10,7 @@ from .divergence import entropy
 from .sampling import best
 from .scorer import Scorer
 from .tiers import Run
-from .tokens import Sequence, Tokens
+from .tokens import Tokens, TokenSequence
 from .verify import Proposal
 
 
@@ -34,7 +34,9 @@ class ModelDrafter:
             if run.sampler.do_sample:
                 law = run.sampler.law(scores)
                 laws.append(law)
-                token = run.noise.draw(law, len(run.sequence) + i).clamp_min(0)   # where none is possible, 0 will be refused
+                token = run.noise.draw(law, len(run.sequence) + i).clamp_min(
+                    0
+                )  # where none is possible, 0 will be refused
             else:
                 token = best(scores)
             tokens.append(token)
@@ -44,7 +46,9 @@ class ModelDrafter:
                 break
         drafted = torch.cat(raw)
         return Proposal(
-            tokens, self.tier, [self.tier] * len(tokens),
+            tokens,
+            self.tier,
+            [self.tier] * len(tokens),
             laws=torch.cat(laws) if laws else None,
             logits=drafted if with_logits else None,
             entropy=entropy(drafted),
@@ -78,15 +82,15 @@ class LookupDrafter:
         self.lookup = lookup
         self.tier = tier
         self.usable_ids = usable_ids
-        self._text: Sequence | None = None
+        self._text: TokenSequence | None = None
         self._indexed = 0
-        self._after: dict[tuple[int, ...], int] = {}   # n-gram -> where its latest occurrence goes on
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest occurrence goes on
 
     def propose(self, run: Run, n: int, cap: int, stop: float | None, with_logits: bool) -> Proposal | None:
         found = self.find(run.sequence, min(n, cap))
         return Proposal(Tokens(found), self.tier, [self.tier] * len(found)) if found else None
 
-    def find(self, sequence: Sequence, n: int) -> list[int]:
+    def find(self, sequence: TokenSequence, n: int) -> list[int]:
         """Up to n ids that followed the latest earlier occurrence of the longest matching suffix; [] if none did."""
         self._index(sequence)
         ids = sequence.ids
@@ -106,7 +110,7 @@ class LookupDrafter:
             found.append(token)
         return found
 
-    def _index(self, sequence: Sequence) -> None:
+    def _index(self, sequence: TokenSequence) -> None:
         if self._text is not sequence:
             self._text, self._indexed, self._after = sequence, 0, {}
         ids = sequence.ids
@@ -129,8 +133,10 @@ class ForeignDrafter:
 
     def __init__(self, generator: CandidateGenerator, tier: int, usable_ids: int) -> None:
         if generator.requires_model_outputs:
-            raise ValueError(f"tier {tier}: {type(generator).__name__} has requires_model_outputs=True: it drafts from the "
-                             "target's hidden states, which tiers do not pass on; expected one that works from ids alone")
+            raise ValueError(
+                f"tier {tier}: {type(generator).__name__} has requires_model_outputs=True: it drafts from the "
+                "target's hidden states, which tiers do not pass on; expected one that works from ids alone"
+            )
         self.generator = generator
         self.tier = tier
         self.usable_ids = usable_ids

@@ -69,7 +69,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("ar", "match", "match", shape="target"),   # so that a seed gives the ids that it gives with `pyramid`
+        Method("ar", "match", "match", shape="target"),  # so that a seed gives the ids that it gives with `pyramid`
         Method("sd", "exact", "exact", shape="two"),
         Method("fsd", "fuzzy", "fuzzy", shape="two"),
         Method("psd_a", "match", "fuzzy", shape="all"),
@@ -98,8 +98,10 @@ def resolve(method: str | Method, *, seeded: bool = False, drift_budget: float |
     if drift_budget is not None:
         check_number("drift_budget", drift_budget, minimum=0.0)
         if method.top != "relaxed" and method.name != "pyramid":
-            raise ValueError(f"drift_budget needs method 'pyramid' or a relaxed target stage; {method.name!r} has "
-                             f"{method.top!r} at the target, which {'does not drift' if method.lossless else 'has no bucket'}")
+            raise ValueError(
+                f"drift_budget needs method 'pyramid' or a relaxed target stage; {method.name!r} has "
+                f"{method.top!r} at the target, which {'does not drift' if method.lossless else 'has no bucket'}"
+            )
     if method.name == "pyramid" and method.top == "exact":
         if drift_budget:
             return replace(method, top="relaxed")

@@ -11,12 +11,19 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from .tokens import Sequence, Tokens
+from .tokens import Tokens, TokenSequence
 
 # These look at one row of scores and at nothing before it, so all positions of a proposal go through in one call.
 _ROWWISE = (
-    hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.MinPLogitsWarper, hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper, hf.EtaLogitsWarper, hf.LogitNormalization, hf.InfNanRemoveLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.LogitNormalization,
+    hf.InfNanRemoveLogitsProcessor,
     hf.SuppressTokensLogitsProcessor,
 )
 
@@ -35,14 +42,19 @@ class Sampler:
         device: where the processors keep their tensors; scores of tiers elsewhere visit it. None = wherever scores are.
     """
 
-    def __init__(self, do_sample: bool, processors: LogitsProcessorList | None = None, padding: Iterable[int] = (),
-                 device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        do_sample: bool,
+        processors: LogitsProcessorList | None = None,
+        padding: Iterable[int] = (),
+        device: torch.device | None = None,
+    ) -> None:
         self.do_sample = do_sample
         self.processors = list(processors or [])
         self.padding = list(padding)
         self.device = device
 
-    def scores(self, logits: torch.Tensor, sequence: Sequence, tail: Tokens) -> torch.Tensor:
+    def scores(self, logits: torch.Tensor, sequence: TokenSequence, tail: Tokens) -> torch.Tensor:
         """Processed scores, float32 [m, V].
 
         `logits` [m, V] belong to the last m positions of `sequence` followed by `tail`: row i was computed from all
@@ -56,7 +68,7 @@ class Sampler:
                 scores = processor(None, scores)
                 continue
             if ids is None:
-                scores = scores.clone()   # nobody knows what a processor of the user's writes to
+                scores = scores.clone()  # nobody knows what a processor of the user's writes to
                 known = torch.tensor([*self.padding, *sequence.ids], dtype=torch.long, device=scores.device)
                 ids = torch.cat([known, tail.tensor(scores.device)])[None]
             end = ids.shape[1] - len(logits) + 1
@@ -142,7 +154,7 @@ class KeyedNoise:
         row = self._rows.get(position)
         if row is None:
             row = self._rows[position] = _gumbel_factors(self._steps + self._key(position))
-            if len(self._rows) > 64:   # made again if needed: a row is as wide as the vocabulary
+            if len(self._rows) > 64:  # made again if needed: a row is as wide as the vocabulary
                 self._rows.popitem(last=False)
         return row
 

@@ -16,8 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ..stats import Forward
 from .divergence import IMPOSSIBLE
-from .tokens import Sequence, Tokens
-
+from .tokens import Tokens, TokenSequence
 
 _ANY_LENGTH = 1 << 30
 
@@ -31,7 +30,9 @@ class _RoomyLayer(DynamicLayer):
     _room: tuple[torch.Tensor, torch.Tensor] | None = None
     _length = 0
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self._length, self._length + key_states.shape[-2]
@@ -87,8 +88,10 @@ class Scorer:
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
         if not {"cache", "past_key_values"} & parameters.keys():
-            raise ValueError(f"tier {tier}: {type(model).__name__} takes no key/value cache; expected a model that `generate` can run with one")
-        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"   # newer and older transformers
+            raise ValueError(
+                f"tier {tier}: {type(model).__name__} takes no key/value cache; expected a model that `generate` can run with one"
+            )
+        self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"  # newer and older transformers
         self._keeps_few_logits = "logits_to_keep" in parameters
         self.clear()
 
@@ -103,13 +106,13 @@ class Scorer:
         # Without a config: a cache built for a sliding window trims itself on crop and cannot be rolled back twice.
         self._cache = DynamicCache()
         self._cache.layer_class_to_replicate = _RoomyLayer
-        self._ids: list[int] = []            # cached ids known on the host
-        self._tail: Tokens | None = None     # drafted ids cached behind them, perhaps not yet known on the host
+        self._ids: list[int] = []  # cached ids known on the host
+        self._tail: Tokens | None = None  # drafted ids cached behind them, perhaps not yet known on the host
         self._tail_fed = 0
-        self._text: Sequence | None = None   # whose verified ids `_agreed` leading cached ids are known to equal
+        self._text: TokenSequence | None = None  # whose verified ids `_agreed` leading cached ids are known to equal
         self._agreed = 0
 
-    def room(self, sequence: Sequence) -> int:
+    def room(self, sequence: TokenSequence) -> int:
         """How many tokens behind `sequence` the model can still read; negative if it cannot read `sequence` itself."""
         if not self.is_target:
             if sequence.largest_verified >= self.embeddings:
@@ -118,11 +121,11 @@ class Scorer:
                 return -1
         return _ANY_LENGTH if self.max_context is None else self.max_context - len(sequence)
 
-    def reusable(self, sequence: Sequence) -> int:
+    def reusable(self, sequence: TokenSequence) -> int:
         """How many leading tokens of a new text need no forward, because they are cached."""
         return self._in_common(sequence, Tokens())
 
-    def logits(self, sequence: Sequence, tail: Tokens, last: int) -> torch.Tensor:
+    def logits(self, sequence: TokenSequence, tail: Tokens, last: int) -> torch.Tensor:
         """Unprocessed logits after each of the `last` last tokens of `sequence` followed by `tail`.
 
         Returns:
@@ -137,8 +140,12 @@ class Scorer:
                 self._cache.crop(keep - cached)
             new_ids = self._remember(sequence, tail, keep)
             self._timer.start()
-            output = self.model(input_ids=new_ids[None], use_cache=True, **{self._cache_keyword: self._cache},
-                                **({"logits_to_keep": last} if self._keeps_few_logits else {}))
+            output = self.model(
+                input_ids=new_ids[None],
+                use_cache=True,
+                **{self._cache_keyword: self._cache},
+                **({"logits_to_keep": last} if self._keeps_few_logits else {}),
+            )
         except BaseException:
             # Ctrl-C or too little memory: some layers may hold the new entries and others not, so none can be trusted.
             self.clear()
@@ -152,7 +159,7 @@ class Scorer:
 
         In forwards as narrow as decoding's own: a wide one may round otherwise, or take another kernel.
         """
-        text, rows = Sequence(ids[:start]), []
+        text, rows = TokenSequence(ids[:start]), []
         for begin in range(start, len(ids), width):
             chunk = ids[begin : begin + width]
             rows.append(self.logits(text, Tokens(chunk[:-1], self.device), last=len(chunk)))
@@ -176,7 +183,7 @@ class Scorer:
             logits[:, self.usable_ids :] = IMPOSSIBLE
         return logits
 
-    def _in_common(self, sequence: Sequence, tail: Tokens) -> int:
+    def _in_common(self, sequence: TokenSequence, tail: Tokens) -> int:
         """Length of the longest prefix that the cache shares with `sequence` + `tail`."""
         if tail is self._tail and self._text is sequence and len(self._ids) == len(sequence):
             # The drafting loop: same text, one more drafted token. Nothing is compared, nothing read from the device.
@@ -195,7 +202,7 @@ class Scorer:
         self._agreed = min(common, sequence.verified)
         return common
 
-    def _remember(self, sequence: Sequence, tail: Tokens, keep: int) -> torch.Tensor:
+    def _remember(self, sequence: TokenSequence, tail: Tokens, keep: int) -> torch.Tensor:
         """Note that the cache will hold `sequence` + `tail`; returns the ids from `keep` on, on the model's device."""
         known = len(sequence)
         parts = []
@@ -225,13 +232,17 @@ def check_croppable(model: PreTrainedModel, tier: int) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"tier {tier}: {name} is an encoder-decoder model; expected a decoder-only causal LM")
     if model.get_output_embeddings() is None:
-        raise ValueError(f"tier {tier}: {name} has no language-model head; expected a causal LM, as AutoModelForCausalLM loads it")
+        raise ValueError(
+            f"tier {tier}: {name} has no language-model head; expected a causal LM, as AutoModelForCausalLM loads it"
+        )
     text_config = config.get_text_config()
     kinds = set(getattr(text_config, "layer_types", None) or [])
     recurrent = {kind for kind in kinds if "attention" not in kind or "linear" in kind}
     if getattr(model, "_is_stateful", False) or recurrent:
-        raise ValueError(f"tier {tier}: {name} keeps a recurrent state that cannot be rolled back when a draft is refused; "
-                         "expected a model whose layers are all attention with a key/value cache")
+        raise ValueError(
+            f"tier {tier}: {name} keeps a recurrent state that cannot be rolled back when a draft is refused; "
+            "expected a model whose layers are all attention with a key/value cache"
+        )
 
 
 def context_limit(model: PreTrainedModel, only_hard: bool) -> int | None:

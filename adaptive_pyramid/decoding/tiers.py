@@ -21,7 +21,7 @@ from .divergence import entropy
 from .drift import DriftBudget
 from .sampling import Noise, Sampler
 from .scorer import Scorer
-from .tokens import Sequence, Tokens
+from .tokens import Tokens, TokenSequence
 from .verify import Proposal, Verdict, Verifier
 
 
@@ -29,7 +29,7 @@ from .verify import Proposal, Verdict, Verifier
 class Run:
     """One request in progress: what all its tiers share."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     sampler: Sampler
     noise: Noise | None
     eos: frozenset[int]
@@ -61,7 +61,9 @@ class Stage:
         self.config = config
         self.verifier = verifier
 
-    def round(self, run: Run, cap: int, budget: DriftBudget | None = None, with_entropies: bool = True) -> tuple[Verdict, list[int]]:
+    def round(
+        self, run: Run, cap: int, budget: DriftBudget | None = None, with_entropies: bool = True
+    ) -> tuple[Verdict, list[int]]:
         """One verification, emitting between 1 and `cap` tokens. -> (verdict, tier that drafted each token)
 
         The verdict is cut after the first EOS. `with_entropies=False` leaves them to the tier above, see `_told`.
@@ -69,12 +71,15 @@ class Stage:
         room = min(cap - 1, self.scorer.room(run.sequence))
         proposal, first = None, len(run.verifications)
         if self.below is not None and room > 0:
-            proposal = self.below.propose(run, min(self.config.length, room), room, self.config.stop,
-                                          self.verifier.compares_logits)
+            proposal = self.below.propose(
+                run, min(self.config.length, room), room, self.config.stop, self.verifier.compares_logits
+            )
         tail = Tokens() if proposal is None else proposal.tokens
         logits = self.scorer.logits(run.sequence, tail, last=len(tail) + 1)
         scores = run.sampler.scores(logits, run.sequence, tail)
-        verdict = self.verifier.verify(proposal, logits, scores, self.config.tau, len(run.sequence), budget, with_entropies)
+        verdict = self.verifier.verify(
+            proposal, logits, scores, self.config.tau, len(run.sequence), budget, with_entropies
+        )
         if proposal is not None:
             run.verifications[first:] = _told(run.verifications[first:], proposal.proposer, verdict.proposal_entropy)
         refused = verdict.n_accepted < len(tail)
@@ -82,12 +87,21 @@ class Stage:
             refused = False
         drafted = [] if proposal is None else proposal.origins[: verdict.n_accepted]
         origins = drafted + [self.tier] * (len(verdict.tokens) - verdict.n_accepted)
-        run.verifications.append(Verification(
-            tier=self.tier, proposer=None if proposal is None else proposal.proposer, proposed=len(tail),
-            accepted=verdict.n_accepted, rejected=int(refused), emitted=len(verdict.tokens), relaxed=sum(verdict.loosened),
-            entropy=tuple(verdict.entropies), proposal_entropy=tuple(verdict.proposal_entropy),
-            divergence=tuple(verdict.divergences), distance=tuple(verdict.distances),
-        ))
+        run.verifications.append(
+            Verification(
+                tier=self.tier,
+                proposer=None if proposal is None else proposal.proposer,
+                proposed=len(tail),
+                accepted=verdict.n_accepted,
+                rejected=int(refused),
+                emitted=len(verdict.tokens),
+                relaxed=sum(verdict.loosened),
+                entropy=tuple(verdict.entropies),
+                proposal_entropy=tuple(verdict.proposal_entropy),
+                divergence=tuple(verdict.divergences),
+                distance=tuple(verdict.distances),
+            )
+        )
         return verdict, origins
 
     def propose(self, run: Run, n: int, cap: int, stop: float | None, with_logits: bool) -> Proposal | None:
@@ -114,7 +128,9 @@ class Stage:
             return None
         logits = torch.cat([v.logits for v in verdicts])
         return Proposal(
-            Tokens(tokens, self.scorer.device), self.tier, origins,
+            Tokens(tokens, self.scorer.device),
+            self.tier,
+            origins,
             laws=torch.cat([v.laws for v in verdicts]) if run.sampler.do_sample else None,
             logits=logits if with_logits else None,
             entropy=entropy(logits),

@@ -48,7 +48,7 @@ class Tokens:
         return self.host
 
 
-class Sequence:
+class TokenSequence:
     """Prompt and output so far. The first `verified` ids are final; a mid tier appends its own while it proposes."""
 
     def __init__(self, prompt: Iterable[int]) -> None:

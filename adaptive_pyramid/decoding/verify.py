@@ -91,15 +91,23 @@ class Verifier:
     divergence_name: str
     sampler: Sampler
     noise: Noise | None
-    rounding: float = 0.0   # relative rounding of the model's logits; above 0, near-ties are counted
+    rounding: float = 0.0  # relative rounding of the model's logits; above 0, near-ties are counted
 
     @property
     def compares_logits(self) -> bool:
         """Whether proposals must bring the proposing tier's own distribution."""
         return self.rule == "fuzzy"
 
-    def verify(self, proposal: Proposal | None, logits: torch.Tensor, scores: torch.Tensor, tau: float, position: int,
-               budget: DriftBudget | None = None, with_entropies: bool = True) -> Verdict:
+    def verify(
+        self,
+        proposal: Proposal | None,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        tau: float,
+        position: int,
+        budget: DriftBudget | None = None,
+        with_entropies: bool = True,
+    ) -> Verdict:
         """The verdict on `proposal` (m tokens, None = 0).
 
         Args:
@@ -127,7 +135,16 @@ class Verifier:
         proposed_entropy = torch.full((m,), torch.nan, device=device)
         if proposal.entropy is not None:
             proposed_entropy = proposal.entropy.to(device)
-        columns = [n, decision.replacement(n), x, loose, decision.passes, divergences, decision.distance, proposed_entropy]
+        columns = [
+            n,
+            decision.replacement(n),
+            x,
+            loose,
+            decision.passes,
+            divergences,
+            decision.distance,
+            proposed_entropy,
+        ]
         packed = _to_host([*columns, *self._on_every_row(logits, scores, decision.own, with_entropies)])
         return _unpack(packed, proposal, decision.laws(loose), logits, scores, with_entropies)
 
@@ -137,10 +154,13 @@ class Verifier:
         own = best(scores) if p is None else self.noise.draw(p, position)
         token, *rest = _to_host([own, *self._on_every_row(logits, scores, own, with_entropies)])
         entropies, ties = (rest[:1], rest[1:]) if with_entropies else ([], rest)
-        return Verdict(0, [_possible(token)], [], [0.0], p, logits, scores, entropies, near_ties=[bool(tie) for tie in ties])
+        return Verdict(
+            0, [_possible(token)], [], [0.0], p, logits, scores, entropies, near_ties=[bool(tie) for tie in ties]
+        )
 
-    def _on_every_row(self, logits: torch.Tensor, scores: torch.Tensor, own: torch.Tensor | None,
-                      with_entropies: bool) -> list[torch.Tensor]:
+    def _on_every_row(
+        self, logits: torch.Tensor, scores: torch.Tensor, own: torch.Tensor | None, with_entropies: bool
+    ) -> list[torch.Tensor]:
         """What the statistics ask of every row of the verifier's own."""
         columns = [entropy(logits)] if with_entropies else []
         if self.rounding and not self.sampler.do_sample:
@@ -151,8 +171,14 @@ class Verifier:
         m = len(x)
         own = best(scores)
         regret = (scores[:m].gather(-1, own[:m, None]) - scores[:m].gather(-1, x[:, None]))[:, 0]
-        return _Decision(x == own[:m], regret, replacement=lambda n: own.gather(0, n), laws=lambda loose: None,
-                         possible=regret.isfinite(), own=own)
+        return _Decision(
+            x == own[:m],
+            regret,
+            replacement=lambda n: own.gather(0, n),
+            laws=lambda loose: None,
+            possible=regret.isfinite(),
+            own=own,
+        )
 
     def _sampled(self, proposal: Proposal, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
@@ -170,7 +196,9 @@ class Verifier:
 
         if self.rule == "match" or self.rule == "fuzzy" or self.noise.coupled:
             own = self.noise.draw(p, position)
-            return _Decision(x == own[:m], distance, replacement=lambda n: own.gather(0, n), laws=emitted_laws, possible=possible)
+            return _Decision(
+                x == own[:m], distance, replacement=lambda n: own.gather(0, n), laws=emitted_laws, possible=possible
+            )
 
         uniforms = self.noise.uniform(m + 1, p.device)
         law_x = torch.ones_like(p_x) if law is None else law.gather(-1, x[:, None])[:, 0]
@@ -247,19 +275,31 @@ def point_logits(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
 def _to_host(columns: list[torch.Tensor]) -> list[float]:
     """All columns as one list, in one copy."""
     # Ids travel as float32 beside the numbers: vocabularies are far below 2^24, so nothing is rounded.
-    return columns[0].tolist() if len(columns) == 1 else torch.cat([column.to(torch.float32) for column in columns]).tolist()
+    return (
+        columns[0].tolist()
+        if len(columns) == 1
+        else torch.cat([column.to(torch.float32) for column in columns]).tolist()
+    )
 
 
 def _possible(token: float) -> int:
     """The id of a token that will be emitted. (Behind a refused token none may be possible, and none is needed.)"""
     if token < 0:
-        raise ValueError("no token is possible here: every score is -inf or NaN (processors that ban everything, say, or a model "
-                         "that overflowed)")
+        raise ValueError(
+            "no token is possible here: every score is -inf or NaN (processors that ban everything, say, or a model "
+            "that overflowed)"
+        )
     return int(token)
 
 
-def _unpack(packed: list[float], proposal: Proposal, laws: torch.Tensor | None, logits: torch.Tensor, scores: torch.Tensor,
-            with_entropies: bool) -> Verdict:
+def _unpack(
+    packed: list[float],
+    proposal: Proposal,
+    laws: torch.Tensor | None,
+    logits: torch.Tensor,
+    scores: torch.Tensor,
+    with_entropies: bool,
+) -> Verdict:
     m, n, final = len(proposal), int(packed[0]), _possible(packed[1])
     columns = [packed[2 + i * m : 2 + (i + 1) * m] for i in range(6)]
     ids, loose, passes, divergences, distances, proposal_entropy = columns

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adaptive_pyramid.decoding.scorer import Scorer
-from adaptive_pyramid.decoding.tokens import Sequence, Tokens
+from adaptive_pyramid.decoding.tokens import Tokens, TokenSequence
 from adaptive_pyramid.models.embedded import cache_dir
 
 NEW_TOKENS = 64  # per prompt
@@ -35,7 +35,7 @@ PROMPTS = (
 )
 
 
-TOKENS = NEW_TOKENS * len(PROMPTS)   # at most: an answer may end before
+TOKENS = NEW_TOKENS * len(PROMPTS)  # at most: an answer may end before
 
 
 @torch.no_grad()
@@ -49,8 +49,9 @@ def own_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> lis
         prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     room = _context_limit(target) - NEW_TOKENS
     if room < 1:
-        raise ValueError(f"the target's context of {room + NEW_TOKENS} tokens is too short to calibrate on "
-                         f"{NEW_TOKENS} new tokens")
+        raise ValueError(
+            f"the target's context of {room + NEW_TOKENS} tokens is too short to calibrate on {NEW_TOKENS} new tokens"
+        )
     prompts = [prompt[-room:] for prompt in prompts]
     width = max(map(len, prompts))
     # One batch, padded on the left: some seconds instead of one row after the other.
@@ -87,7 +88,7 @@ def seconds_per_token(model: PreTrainedModel) -> float:
     """
     context = max(1, min(CONTEXT, _context_limit(model) - _REPEATS - 1))
     scorer, times = Scorer.alone(model), []
-    text = Sequence([1] * context)
+    text = TokenSequence([1] * context)
     for _ in range(_REPEATS + 1):
         start = time.perf_counter()
         scorer.logits(text, Tokens(), last=1)[0, 0].item()  # waits for the device
@@ -100,8 +101,9 @@ def _context_limit(model: PreTrainedModel) -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
 
 
-def figures(recipes: Sequence[str | None], models: Sequence[object],
-            tokenizer: PreTrainedTokenizerBase) -> list[tuple[float | None, float | None, float | None]]:
+def figures(
+    recipes: Sequence[str | None], models: Sequence[object], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[float | None, float | None, float | None]]:
     """(agreement, overlap, seconds per token) of every tier, target last.
 
     `recipes` says how a tier is derived from the target (None: it is not, and has no agreement). A tier that is not a

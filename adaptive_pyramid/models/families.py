@@ -28,7 +28,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from adaptive_pyramid.errors import check_keys, unknown_name
 from adaptive_pyramid.models import calibration
 from adaptive_pyramid.models.embedded import (
-    FamilyUnavailable, Wheel, model_directory, native_bfloat16, transformers_bars)
+    FamilyUnavailable,
+    Wheel,
+    model_directory,
+    native_bfloat16,
+    transformers_bars,
+)
 from adaptive_pyramid.models.quantize import SCHEMES, QuantizedLinear, quantize
 from adaptive_pyramid.models.sharing import tier_bytes
 from adaptive_pyramid.models.truncate import truncate
@@ -83,8 +88,15 @@ def names() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
-def load(name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
-         target: str = "auto", local_files_only: bool = False, progress: bool = True) -> Family:
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    target: str = "auto",
+    local_files_only: bool = False,
+    progress: bool = True,
+) -> Family:
     """Load a family by name (see `names`) or from a YAML file of one's own.
 
     `dtype`: "auto" is bfloat16 where the device has it natively, else float32 (float16 on older GPUs); or a torch
@@ -114,14 +126,20 @@ def load(name: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", dev
         measured = _calibrated(tiers, models, tokenizer, progress)
         for tier, (agreement, _, _) in zip(tiers, measured):
             if agreement is not None and agreement < _POOR_AGREEMENT:
-                warnings.warn(f"family {spec['name']!r}: tier {tier['name']!r} agrees with the target on only "
-                              f"{agreement:.0%} of its tokens; it will hardly pay", UserWarning, stacklevel=2)
+                warnings.warn(
+                    f"family {spec['name']!r}: tier {tier['name']!r} agrees with the target on only "
+                    f"{agreement:.0%} of its tokens; it will hardly pay",
+                    UserWarning,
+                    stacklevel=2,
+                )
     reports = tuple(
         TierReport(tier["name"], _parameters(tier, model, target_model), own, shared, *figures)
-        for tier, model, (own, shared), figures in zip(tiers, models, tier_bytes(models), measured))
+        for tier, model, (own, shared), figures in zip(tiers, models, tier_bytes(models), measured)
+    )
     sources = {tier["name"]: {key: value for key, value in tier.items() if key != "name"} for tier in tiers}
-    return Family(spec["name"], tuple(models), tuple(tier["name"] for tier in tiers), tokenizer, reports, sources,
-                  dtype)
+    return Family(
+        spec["name"], tuple(models), tuple(tier["name"] for tier in tiers), tokenizer, reports, sources, dtype
+    )
 
 
 def other_targets(name: str | os.PathLike[str], target: str = "auto") -> list[str]:
@@ -197,12 +215,17 @@ def _choose(spec: Mapping[str, Any], target: str) -> list[dict[str, Any]]:
 def _without_quantised(family: str, tiers: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
     """The tiers that can run on a device other than the CPU."""
     if "quantize" in tiers[-1]:
-        raise ValueError(f"family {family!r}: the target {tiers[-1]['name']!r} is quantised and runs on device 'cpu' "
-                         f"only, got device={str(device)!r}")
+        raise ValueError(
+            f"family {family!r}: the target {tiers[-1]['name']!r} is quantised and runs on device 'cpu' "
+            f"only, got device={str(device)!r}"
+        )
     for tier in tiers:
         if "quantize" in tier:
-            warnings.warn(f"family {family!r}: tier {tier['name']!r} is quantised for the CPU and left out on "
-                          f"{str(device)!r}", UserWarning, stacklevel=3)
+            warnings.warn(
+                f"family {family!r}: tier {tier['name']!r} is quantised for the CPU and left out on {str(device)!r}",
+                UserWarning,
+                stacklevel=3,
+            )
     return [tier for tier in tiers if "quantize" not in tier]
 
 
@@ -210,9 +233,11 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     """`device` if this machine has it, else ValueError."""
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:   # torch asserts that it was compiled for the device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled for the device
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device must be one that this machine has, 'cpu' for instance, got {str(device)!r} ({reason})") from None
+        raise ValueError(
+            f"device must be one that this machine has, 'cpu' for instance, got {str(device)!r} ({reason})"
+        ) from None
     return torch.device(device)
 
 
@@ -243,6 +268,7 @@ class _Loader:
     def tier(self, tier: Mapping[str, Any], target: PreTrainedModel) -> Any:
         if "lookup" in tier:
             from adaptive_pyramid.decoding.drafters import Lookup
+
             return Lookup()
         return _derive(tier, target) if "from" in tier else self.model(tier)[0]
 
@@ -257,8 +283,9 @@ class _Loader:
 
     def _where(self, tier: Mapping[str, Any]) -> str:
         if "wheel" in tier:
-            return str(model_directory(Wheel(**tier["wheel"]), progress=self.progress,
-                                       local_files_only=self.local_files_only))
+            return str(
+                model_directory(Wheel(**tier["wheel"]), progress=self.progress, local_files_only=self.local_files_only)
+            )
         local = self.folder / tier["repo"]
         return str(local) if local.is_dir() else tier["repo"]
 
@@ -281,10 +308,12 @@ def _derive(tier: Mapping[str, Any], model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _calibrated(tiers: list[dict[str, Any]], models: list[Any], tokenizer: PreTrainedTokenizerBase,
-                progress: bool) -> list[tuple[float | None, float | None, float | None]]:
-    recipes = [json.dumps({key: tier.get(key) for key in ("layers", "quantize")}) if "from" in tier else None
-               for tier in tiers]
+def _calibrated(
+    tiers: list[dict[str, Any]], models: list[Any], tokenizer: PreTrainedTokenizerBase, progress: bool
+) -> list[tuple[float | None, float | None, float | None]]:
+    recipes = [
+        json.dumps({key: tier.get(key) for key in ("layers", "quantize")}) if "from" in tier else None for tier in tiers
+    ]
     console = Console(stderr=True, quiet=not progress)
     with console.status("measuring the tiers (once, some seconds)"):
         return calibration.figures(recipes, models, tokenizer)
@@ -296,6 +325,7 @@ def _parameters(tier: Mapping[str, Any], model: Any, target: PreTrainedModel) ->
         return 0
     if "from" in tier and "layers" not in tier:
         model = target
-    packed = sum(module.in_features * module.out_features for module in model.modules()
-                 if isinstance(module, QuantizedLinear))
+    packed = sum(
+        module.in_features * module.out_features for module in model.modules() if isinstance(module, QuantizedLinear)
+    )
     return packed + sum(weight.numel() for weight in model.parameters())

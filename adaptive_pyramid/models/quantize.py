@@ -45,7 +45,7 @@ class QuantizedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.scheme, self.group_size = scheme, group_size
         self.bias = bias  # an nn.Parameter of the source, shared with it
-        packed, scale = (_pack_int4(weight, group_size) if scheme == "int4" else _pack_int8(weight))
+        packed, scale = _pack_int4(weight, group_size) if scheme == "int4" else _pack_int8(weight)
         self.register_buffer("packed", packed)
         self.register_buffer("scale", scale)
         self.register_buffer("dense", weight.detach(), persistent=False)  # the source's storage, not a copy
@@ -104,8 +104,9 @@ def _pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / step[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
 
-def quantize(model: PreTrainedModel, body: Scheme | None = "int4", head: Scheme | None = None,
-             group_size: int = 32) -> PreTrainedModel:
+def quantize(
+    model: PreTrainedModel, body: Scheme | None = "int4", head: Scheme | None = None, group_size: int = 32
+) -> PreTrainedModel:
     """A copy of `model` with weight-only quantised linear layers, for CPU; the source stays as it was.
 
     `body` says how every linear layer but the LM head is stored, `head` how the LM head is; None leaves them as they
@@ -144,16 +145,22 @@ def _check_device(model: PreTrainedModel) -> None:
         raise ValueError(f"quantised copies run on device 'cpu' only; this model is on {', '.join(sorted(devices))}")
     missing = [kernel for kernel in _KERNELS if not hasattr(torch.ops.aten, kernel)]
     if missing:
-        raise RuntimeError(f"torch {torch.__version__} lacks the CPU kernels {', '.join(missing)}; torch 2.6 and later "
-                           "have them on x86-64 and ARM64")
+        raise RuntimeError(
+            f"torch {torch.__version__} lacks the CPU kernels {', '.join(missing)}; torch 2.6 and later "
+            "have them on x86-64 and ARM64"
+        )
 
 
-def _linear_layers(model: PreTrainedModel, body: Scheme | None,
-                   head: Scheme | None) -> dict[str, tuple[nn.Module, Scheme]]:
+def _linear_layers(
+    model: PreTrainedModel, body: Scheme | None, head: Scheme | None
+) -> dict[str, tuple[nn.Module, Scheme]]:
     """name -> (layer, scheme) of every layer to be quantised."""
     output = model.get_output_embeddings()
-    found = {name: (module, head if module is output else body) for name, module in model.named_modules()
-             if isinstance(module, (nn.Linear, Conv1D))}
+    found = {
+        name: (module, head if module is output else body)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D))
+    }
     chosen = {name: (layer, scheme) for name, (layer, scheme) in found.items() if scheme is not None}
     if not chosen:
         part = "linear layers" if not found else "unquantised linear layers in the part asked for"
@@ -168,8 +175,11 @@ def _weight(layer: nn.Module) -> Tensor:
 def _check_shape(name: str, weight: Tensor, scheme: Scheme, group_size: int) -> None:
     rows, columns = weight.shape
     if scheme == "int4" and (columns % group_size or rows % 16):
-        raise ValueError(f"{name}: int4 needs inputs divisible by group_size={group_size} and outputs divisible by 16, "
-                         f"got a weight of {rows} outputs and {columns} inputs")
+        raise ValueError(
+            f"{name}: int4 needs inputs divisible by group_size={group_size} and outputs divisible by 16, "
+            f"got a weight of {rows} outputs and {columns} inputs"
+        )
     if scheme == "int8" and columns % 16:  # not checked by the kernel: it reads out of bounds, wrong or a crash
-        raise ValueError(f"{name}: int8 needs inputs divisible by 16, got a weight of {rows} outputs and {columns} "
-                         "inputs")
+        raise ValueError(
+            f"{name}: int8 needs inputs divisible by 16, got a weight of {rows} outputs and {columns} inputs"
+        )

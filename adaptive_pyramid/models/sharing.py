@@ -39,7 +39,9 @@ def tier_bytes(models: Sequence[object]) -> list[tuple[int, int]]:
     held = [dict(_storages(model)) for model in models]
     holders = Counter(address for storages in held for address in storages)
     return [
-        (sum(size for address, size in storages.items() if holders[address] == 1),
-         sum(size for address, size in storages.items() if holders[address] > 1))
+        (
+            sum(size for address, size in storages.items() if holders[address] == 1),
+            sum(size for address, size in storages.items() if holders[address] > 1),
+        )
         for storages in held
     ]

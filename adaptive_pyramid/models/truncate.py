@@ -51,8 +51,11 @@ def truncate(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 def _layer_stack(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The base model's list of decoder layers and its name ("layers" in most models, "h" in GPT-2)."""
     count = model.config.get_text_config().num_hidden_layers
-    stacks = [(name, module) for name, module in model.base_model.named_children()
-              if isinstance(module, nn.ModuleList) and len(module) == count]
+    stacks = [
+        (name, module)
+        for name, module in model.base_model.named_children()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
     if len(stacks) != 1:
         raise ValueError(f"{type(model).__name__} has no single list of {count} decoder layers to cut")
     return stacks[0]
