@@ -45,6 +45,23 @@ CHOICES = {"A": "kitchen", "B": "state park", "C": "park", "D": "bank", "E": "vi
         ("state park", "B"),
         ("the park", "C"),
         ("Answer: State Park.", "B"),
+        ("\\boxed{D}", "D"),
+        ("So it is $\\boxed{\\text{B}}$.", "B"),
+        ("\\boxed{(C)}", "C"),
+        ("\\boxed{b}", "B"),
+        ("\\boxed{state park}", "B"),
+        ("Answer: A\nNo: \\boxed{C}", "C"),
+        ("1. B", "B"),
+        ("1) **B**", "B"),
+        ("1. B. state park", "B"),
+        ("1. B)", "B"),
+        ("- B", "B"),
+        ("> (B)", "B"),
+        ("### Option B", "B"),
+        ("1. A\n2. B", None),
+        ("1. Be careful", None),
+        ("\\boxed{A or B}", None),
+        ("\\boxed{}", None),
         ("Answer: A or B", None),
         ("Answer: A, B, C, D or E", None),
         ("Answer: A/B", None),
@@ -68,6 +85,7 @@ def test_find_choice(output, label):
 def test_find_choice_reads_whole_words_after_the_cue():
     assert find_choice("The answer is because.", {"A": "reason", "B": "because"}) == "B"
     assert find_choice("Answer: 2", {"1": "one", "2": "two"}) == "2"
+    assert find_choice("- 2", {"1": "one", "2": "two"}) == "2"
     assert find_choice("twin", {"A": "twin", "B": "twin"}) is None
 
 
@@ -83,6 +101,28 @@ def test_find_choice_never_fails(output):
         ("so it costs $1,234.50 in all.", "1234.50"),
         ("**$1,000,000**", "1000000"),
         ("1{,}000", "1000"),
+        ("1 000", "1000"),
+        ("1\u00a0000", "1000"),
+        ("1\u202f234\u202f567.5", "1234567.5"),
+        ("12\u2009345", "12345"),
+        ("1\\,000", "1000"),
+        ("1'000", "1000"),
+        ("1_000_000", "1000000"),
+        ("1.000.000", "1000000"),
+        ("$ 2 500 $", "2500"),
+        ("-1 000", "-1000"),
+        ("1.000", "1.000"),
+        ("in 2020 100 people", "100"),
+        ("1 0000", "0"),
+        ("1, 200", "200"),
+        ("1 00", "0"),
+        ("1,000 000", "0"),  # one number keeps to one separator
+        ("0 500", "500"),
+        ("1\n000", "0"),
+        ("\\boxed{42} apples, 3 left", "42"),
+        ("\\boxed{1\\,000\\text{ m}} of 7", "1000"),
+        ("\\boxed{x} is 3", "3"),
+        ("\\boxed{42 #### 6", "6"),
         ("-5", "-5"),
         ("-$5", "-5"),
         ("$-5", "-5"),
@@ -114,7 +154,7 @@ def test_find_number(output, number):
     assert find_number(output) == (None if number is None else Decimal(number))
 
 
-@given(strategies.text(alphabet="0123456789.,-$%e#−{} a", max_size=100))
+@given(strategies.text(alphabet="0123456789.,-$%e#−{} a'_\u202f\\", max_size=100))
 def test_find_number_never_fails(output):
     assert find_number(output) is None or find_number(output).is_finite()
 
@@ -198,6 +238,7 @@ def test_outputs_must_match_the_examples():
 
 
 PROMPT = 'import math\n\n\ndef area(r):\n    """Area of a disc."""\n'
+LINE = "\n"
 BODY = "    x = r * r\n    return math.pi * x\n"
 
 
@@ -214,6 +255,12 @@ BODY = "    x = r * r\n    return math.pi * x\n"
         BODY + "\nThat is: done",
         f"```python\ndef area(r):\n{BODY}\ndef cut_off(x):\n    return (1 +\n```",
         f"def area(r):\n{BODY}return x",
+        f"Sure:\n~~~python\ndef area(r):\n{BODY}~~~\nIt works.",
+        f"~~~\n{BODY}~~~",
+        f"````py\ndef area(r):\n{BODY}````",
+        f"class Solution:\n    def area(self, r):\n    {BODY.replace(LINE, LINE + '    ')}",
+        f"```python\nclass Solution:\n    def __init__(self):\n        self.r = 0\n\n    @staticmethod\n"
+        f"    def area(r):\n    {BODY.replace(LINE, LINE + '    ')}\n```\nThat is all.",
     ],
 )
 def test_find_program_in_the_shapes_that_models_write(output):
@@ -234,6 +281,9 @@ def test_find_program_in_the_shapes_that_models_write(output):
         "\0",
         "-" * 20000 + "1",
         "    import os",
+        "class Solution:\n    def area(self, r):\n        pass",
+        "class Other:\n    def area(self, r):\n        return r",
+        "~~~\nclass Solution:\n    def volume(self, r):\n        return r\n~~~",
     ],
 )
 def test_find_program_finds_none_where_there_is_none(output):

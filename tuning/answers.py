@@ -14,23 +14,38 @@ import warnings
 from collections.abc import Mapping
 from decimal import Decimal
 
-# What announces an answer ("Answer:", "the correct option would be"), and what may stand between it and the letter.
+# What announces an answer ("Answer:", "the correct option would be", LaTeX's box), and what may stand between it and
+# the letter.
 CUE = re.compile(
     r"""\b(?:answer|option|choice)\b[\s*_`"']*
-                     (?:(?:(?:is|are|was|be|would|should|must)\b|[:=])[\s*_`"']*)+""",
+                     (?:(?:(?:is|are|was|be|would|should|must)\b|[:=])[\s*_`"']*)+
+        | \\boxed\s*\{""",
     re.I | re.X,
 )
 DECORATION = re.compile(
     r"""(?:[\s*_`"'“”‘’$({\[<] | \\boxed | \\text(?:bf)? | \b(?:the\s+)?(?:option|choice|letter)\b)+""", re.I | re.X
 )
-# A minus after a word or a bracket is a subtraction, not a sign: "10-5" ends in 5.
+# What stands between thousands: commas, the spaces of ISO 31-0 (no-break, narrow, thin, figure, plain), apostrophes
+# (Swiss), underscores (Python). One number keeps to one of them.
+THOUSANDS = ",\u00a0\u202f\u2009\u2007 '’_"
+# A minus after a word or a bracket is a subtraction, not a sign: "10-5" ends in 5. Points separate thousands only where
+# there are two of them: "1.000" is one, to three decimals.
 NUMBER = re.compile(
-    r"""(?<![0-9])(?<![0-9]\.)  (?:(?<![\w)\]])-\$? | \$-?)?
-                        (?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]+)(?:\.[0-9]+)? | (?<!\.)\.[0-9]+)
-                        (?:[eE][+-]?[0-9]{1,2}(?!\w))?""",
+    rf"""(?<![0-9])(?<![0-9]\.)  (?:(?<![\w)\]])-\$? | \$-?)?
+                        (?:[1-9][0-9]{{0,2}}(?:\.[0-9]{{3}}){{2,}}(?![0-9.,])
+                          | (?:[1-9][0-9]{{0,2}}(?P<mark>[{THOUSANDS}])[0-9]{{3}}(?:(?P=mark)[0-9]{{3}})*(?![0-9])
+                               | [0-9]+)(?:\.[0-9]+)?
+                          | (?<!\.)\.[0-9]+)
+                        (?:[eE][+-]?[0-9]{{1,2}}(?!\w))?""",
     re.X,
 )
-FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
+BOX = re.compile(r"\\boxed\s*\{([^\n]*)")
+# Markdown's two kinds of fence; the closing one is as long as the opening one.
+FENCE = re.compile(
+    r"(?:(?P<ticks>`{3,})[^\n`]*|^[ \t]*(?P<tildes>~{3,})[^\n]*)\n(?P<code>.*?)"
+    r"(?:^[ \t]*(?(ticks)(?P=ticks)|(?P=tildes))|\Z)",
+    re.S | re.M,
+)
 CODE_LINE = re.compile(r"^(?:(?:def|async def|from|import|class)\b|@)", re.M)
 
 
@@ -42,9 +57,10 @@ def normalised(text: str) -> str:
 def find_choice(output: str, choices: Mapping[str, str]) -> str | None:
     """The label in `choices` ({label: text}) that `output` settles on, or None.
 
-    In this order: the last cue ("Answer: X", "the answer is X") that a label or an option's text follows; a line that
-    is a label alone; the one label written as "(X)", "X." or "X)"; the one option whose text occurs, in the last line,
-    then anywhere. Two different labels at one step, or a hedge ("Answer: A or B"), are no answer.
+    In this order: the last cue ("Answer: X", "the answer is X", "\\boxed{X}") that a label or an option's text follows;
+    a line that is a label alone, also as an item of a list ("1. X", "- X"); the one label written as "(X)", "X." or
+    "X)"; the one option whose text occurs, in the last line, then anywhere. Two different labels at one step, or a hedge
+    ("Answer: A or B"), are no answer.
     """
     output = unicodedata.normalize("NFKC", output)
     labels = "|".join(re.escape(label) for label in sorted(choices, key=len, reverse=True))
@@ -58,10 +74,12 @@ def find_choice(output: str, choices: Mapping[str, str]) -> str | None:
         found = _leading_text(tail, choices) or _leading_label(tail, choices, labels)
         if found:
             return found
+    # Where labels are numbers, "1. B" may as well be option 1.
+    item = r"[-•>#]+\s*" if any(label[0].isdigit() for label in choices) else r"(?:[-•>#]+|[0-9]{1,2}[.):])\s*"
     lines = [
-        re.sub(r"^(?:answer|option|choice)\s+", "", line.strip(" \t*_`\"'().[]"), flags=re.I)
-        for line in output.splitlines()
-        if line.strip()
+        re.sub(rf"^(?:{item})?[\s*_`\"'(\[]*(?:(?:answer|option|choice)\s+)?", "", line, flags=re.I)
+        for line in (line.strip(" \t*_`\"'().[]") for line in output.splitlines())
+        if line
     ]
     marked = re.findall(rf"\(({labels})\)", output) + re.findall(
         rf"(?:^|(?<=[\s*\"'`]))({labels})(?:[.:](?=\s|\*|$)|\))", output, re.M
@@ -108,31 +126,46 @@ def _texts_in(output: str, choices: Mapping[str, str]) -> list[str]:
 
 
 def find_number(output: str) -> Decimal | None:
-    """The number after the last "####" if there is one, else the last number of `output`, or None.
+    """The number after the last "####" if there is one, else in the last \\boxed{}, else the last of `output`, or None.
 
-    Reads thousands commas (also LaTeX's 1{,}000), a currency sign, decimals, a minus sign (also the Unicode one) and
-    small exponents; a per cent sign is dropped (25% is 25). "10-5" ends in 5, not in -5.
+    Reads thousands in groups of three (1,000, 1 000 with any of the spaces that typesetters use, 1'000, 1_000,
+    1.000.000, LaTeX's 1{,}000), a currency sign, decimals, a minus sign (also the Unicode one) and small exponents; a
+    per cent sign is dropped (25% is 25). "10-5" ends in 5, not in -5. Not read: decimal commas ("3,5" ends in 5),
+    fractions ("1/2" ends in 2), numbers in words.
     """
     text = output
-    for written, plain in (("−", "-"), ("{,}", ","), ("\\$", "$"), ("\\,", ""), ("€", "$"), ("£", "$")):
+    for written, plain in (("−", "-"), ("{,}", ","), ("\\$", "$"), ("\\,", "\u2009"), ("€", "$"), ("£", "$")):
         text = text.replace(written, plain)
     marked = text.rpartition("####")[2] if "####" in text else ""
-    for part, pick in ((marked, 0), (text, -1)):
+    boxes = BOX.findall(text)
+    for part, pick in ((marked, 0), (_until_brace(boxes[-1]) if boxes else "", -1), (text, -1)):
         found = [match[0] for match in NUMBER.finditer(part)]
         if found:
-            return Decimal(re.sub(r"[\s$,]", "", found[pick]))
+            plain = found[pick].replace(".", "") if found[pick].count(".") > 1 else found[pick]
+            return Decimal(re.sub(rf"[$\s{THOUSANDS}]", "", plain))
     return None
+
+
+def _until_brace(text: str) -> str:
+    """`text` up to the brace that closes what was opened before it."""
+    depth = 1
+    for index, char in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if not depth:
+            return text[:index]
+    return text
 
 
 def find_program(output: str, prompt: str, entry_point: str) -> str | None:
     """The Python program that `output` amounts to as an answer to a HumanEval `prompt`, or None if none parses.
 
-    Takes a fenced block that defines `entry_point` before any other, and plain text where there is no fence. A whole
-    function replaces the prompt's (imports and helpers above it stay); anything else is the function's body. Trailing
-    lines that do not parse (prose, a function cut off by the token limit) are left out.
+    Takes a block fenced by ``` or ~~~ that defines `entry_point` before any other, and plain text where there is no
+    fence. A whole function replaces the prompt's (imports and helpers above it stay), and so does a `class Solution`
+    with a method of that name; anything else is the function's body. Trailing lines that do not parse (prose, a
+    function cut off by the token limit) are left out. Not read: methods of classes of another name, `lambda`s.
     """
     preamble = prompt[: prompt.rindex(f"def {entry_point}(")]
-    blocks = FENCE.findall(output) or [output]
+    blocks = [match["code"] for match in FENCE.finditer(output)] or [output]
     definition = re.compile(rf"^[ \t]*def {re.escape(entry_point)}\(", re.M)
     whole = [textwrap.dedent(block) for block in blocks if definition.search(block)]
     if whole:
@@ -161,12 +194,15 @@ def _longest_parsing(before: str, code: str, entry_point: str) -> tuple[int, str
             continue
         if any(_answers(node, entry_point) for node in tree.body):
             return kept, program
+        solutions = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Solution")
+        if any(_answers(method, entry_point) for solution in solutions for method in solution.body):
+            return kept, f"{program}\n{entry_point} = Solution().{entry_point}\n"
     return 0, ""
 
 
 def _answers(node: ast.stmt, entry_point: str) -> bool:
-    """Whether `node` defines `entry_point` with more in its body than docstrings, bare names, imports and `pass`."""
-    idle = (ast.Pass, ast.Import, ast.ImportFrom)
+    """Whether `node` defines `entry_point` with more in its body than docstrings, names, imports, definitions, `pass`."""
+    idle = (ast.Pass, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     if not isinstance(node, ast.FunctionDef) or node.name != entry_point:
         return False
     values = [line.value if isinstance(line, ast.Expr) else line for line in node.body]
