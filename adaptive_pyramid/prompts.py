@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedModel
 
 
@@ -94,6 +95,35 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
         return tokenizer(prompt)["input_ids"]
     encoded = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True)
     return list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
+
+
+def with_supported_roles(tokenizer: Any, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The chat as `tokenizer`'s template takes it: a system message that it refuses (Gemma 2) or drops without a word
+    comes before the first user message's text.
+
+    For prompts of a task, which must run on any family. `generate` keeps the template's own error, as Hugging Face does.
+
+    Raises:
+        ValueError: the template refuses the chat even so.
+    """
+    system, *rest = messages
+    if system["role"] != "system":
+        return messages
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if system["content"].strip() in text:
+            return messages
+    except TemplateError:
+        pass
+    first = next(index for index, message in enumerate(rest) if message["role"] == "user")
+    folded = [dict(message) for message in rest]
+    folded[first]["content"] = f"{system['content']}\n\n{rest[first]['content']}"
+    try:
+        tokenizer.apply_chat_template(folded, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(f"the tokenizer's chat template refuses a chat of the roles {roles}: {error}") from None
+    return folded
 
 
 def unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "attention_mask") -> list[Prompt]:

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from jinja2 import TemplateError
+from tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
+from adaptive_pyramid.prompts import read_prompts
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
 from tuning import results
 from tuning.examples import Example
@@ -213,6 +216,45 @@ def test_later_turns_follow_the_targets_answers() -> None:
     (again,) = ask(bench, [example("x", "A", turns=2)], [[[1], [1]]])  # known answers are not generated again
     assert again.answers == [[1], [1]] and "Answer: B" in Words.texts[-1]
     assert prompt_ids(Words(), [{"role": "user", "content": "hi"}]) == [4]
+
+
+# As Gemma 2's: no system role, and the two others must alternate.
+NO_SYSTEM = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+SILENT = "{% for m in messages if m['role'] != 'system' %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+CHAT = [
+    {"role": "system", "content": " be brief. "},
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": "second"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (NO_SYSTEM, "<bos>user:  be brief. \n\nfirst\nassistant: ok\nuser: second\nassistant: "),
+        (SILENT, "user:  be brief. \n\nfirst\nassistant: ok\nuser: second\n"),
+        (CHAT_TEMPLATE, "<bos>system:  be brief. \nuser: first\nassistant: ok\nuser: second\nassistant: "),
+    ],
+)
+def test_a_template_without_a_system_role_takes_the_system_prompt_in_the_first_turn(template, text) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    chat = [dict(message) for message in CHAT]
+    assert tokenizer.decode(prompt_ids(tokenizer, chat)) == text
+    assert chat == CHAT
+    if template != NO_SYSTEM:
+        return
+    with pytest.raises(ValueError, match="roles system, user, user: Conversation roles must alternate"):
+        prompt_ids(tokenizer, [*CHAT[:2], CHAT[3]])
+    with pytest.raises(TemplateError, match="System role not supported"):  # a user's own chat: the template decides
+        read_prompts(chat, None, tokenizer)
 
 
 def finalists() -> list:

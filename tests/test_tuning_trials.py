@@ -186,6 +186,22 @@ def test_storages_that_workers_cannot_share(url, expected) -> None:
         storage.checked_url(url)
 
 
+@pytest.mark.parametrize(
+    "name", ["a b", "a%20b", "what?", "what?x=1", "a#b", "{SCHEMA_VERSION}", "{}", "a+b&c=d", "é:@~%"]
+)
+def test_the_default_storage_lies_beside_the_profile_whatever_the_path(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path(name), tmp_path / "deep" / name):
+        folder.mkdir(parents=True)
+        url = storage.default_storage(folder / f"{name}.yaml")
+        opened = storage.open_study(url, "x", {"seed": 0}, optuna.pruners.NopPruner())
+        with opened.lock:
+            assert {file.name for file in folder.iterdir()} == {f"{name}.db", f"{name}.db.lock"}
+        assert optuna.load_study(study_name="x", storage=url).user_attrs == {"settings": {"seed": 0}}
+        assert storage.checked_url(url) == url
+    assert {file.name for file in tmp_path.iterdir()} == {name, "deep"}
+
+
 def test_several_workers_cannot_share_one_process_s_memory() -> None:
     assert storage.checked_url("sqlite://") == "sqlite://"
     with pytest.raises(ValueError, match="--workers 2 cannot share sqlite://"):

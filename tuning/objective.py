@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.prompts import read_prompts
+from adaptive_pyramid.prompts import read_prompts, with_supported_roles
 from adaptive_pyramid.stats import BlockStats, GenerationStats
 from tuning.examples import Example
 from tuning.measure import Bench, Timed, in_rotation, ratio_interval
@@ -57,9 +57,13 @@ def ask(
 
 
 def prompt_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """A chat as ids; for a tokenizer without a chat template, its contents as plain text."""
-    chat = messages if tokenizer.chat_template else "\n\n".join(message["content"] for message in messages) + "\n\n"
-    return read_prompts(chat, None, tokenizer)[0][0].ids
+    """A chat as ids; for a tokenizer without a chat template, its contents as plain text.
+
+    Where the template has no system role, the system message goes into the first user turn.
+    """
+    if tokenizer.chat_template:
+        return read_prompts(with_supported_roles(tokenizer, messages), None, tokenizer)[0][0].ids
+    return read_prompts("\n\n".join(message["content"] for message in messages) + "\n\n", None, tokenizer)[0][0].ids
 
 
 @dataclass

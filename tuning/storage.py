@@ -12,7 +12,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from tuning.locks import Lock, is_in_memory
@@ -148,5 +148,5 @@ def requeue_interrupted(study: optuna.Study) -> int:
 
 
 def default_storage(out: Path) -> str:
-    """A SQLite file beside the profile."""
-    return f"sqlite:///{out.with_suffix('.db')}"
+    """The URL of a SQLite file beside the profile, whose path may hold any character."""
+    return URL.create("sqlite", database=str(out.with_suffix(".db"))).render_as_string(hide_password=False)
