@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .config import PyramidConfig
 from .control.controller import Controller
-from .control.defaults import CONTROLS, Pool, default_config, make_controller
-from .control.experience import Experience
+from .control.factory import CONTROLS, Pool, default_config, make_controller
+from .control.warm_start import WarmStart
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
 from .errors import check_int, unknown_name
@@ -333,7 +333,7 @@ class AdaptivePyramid:
             f"/{budget:g}" if budget else ""
         )
         if key not in self._controllers:
-            pool = self.pool(self._experience(method, config, do_sample, budget))
+            pool = self.pool(self._warm_start(method, config, do_sample, budget))
             controller = make_controller(control, route, config, pool, drift_budget=budget, lossless=method.lossless)
             if key in self._saved_state:
                 try:
@@ -343,9 +343,9 @@ class AdaptivePyramid:
             self._controllers[key] = controller
         return self._controllers[key]
 
-    def _experience(
+    def _warm_start(
         self, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None
-    ) -> Experience | None:
+    ) -> WarmStart | None:
         """What is known of acceptance: from a profile that was tuned for this very decoding, else from the family."""
         profile = self.profile
         if profile is not None and profile.describes(method.name, config, do_sample, budget):
@@ -353,7 +353,7 @@ class AdaptivePyramid:
             tokens = seen.get("prompts", 0) * profile.study.get("max_new_tokens", 0)
             # (a profile without a cost table was priced for a machine that nobody has: its seconds are no credit here)
             speed, ratio = seen.get("tokens_per_second") if profile.costs is not None else None, seen.get("speed_ratio")
-            return Experience.tuned(
+            return WarmStart.tuned(
                 config,
                 seen.get("acceptance", {}),
                 seen.get("acceptance_length", {}),
@@ -366,13 +366,13 @@ class AdaptivePyramid:
             for tier, report in enumerate(reports)
             if report.agreement is not None
         }
-        return Experience(known, calibration.TOKENS * (reports[-1].seconds_per_token or 0.0)) if known else None
+        return WarmStart(known, calibration.TOKENS * (reports[-1].seconds_per_token or 0.0)) if known else None
 
-    def pool(self, experience: Experience | None = None) -> Pool:
+    def pool(self, warm_start: WarmStart | None = None) -> Pool:
         """What control may know of the tiers: which have models, what forwards cost, what is known of acceptance."""
         weights = {tier: forward_bytes(scorer.model) for tier, scorer in self.decoder.scorers.items()}
         costs = self.profile.costs if self.profile is not None else None
-        return Pool.of(len(self.decoder.tiers), weights, costs, experience)
+        return Pool.of(len(self.decoder.tiers), weights, costs, warm_start)
 
 
 def _checked_control(control: Any) -> Any:

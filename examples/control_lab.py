@@ -1,18 +1,18 @@
-"""Control laboratory: every controller on simulated plants, against the best static config in hindsight.
+"""Control laboratory: every controller on simulated environments, against the best static config in hindsight.
 
-    python examples/control_lab.py                                   # all plants, all controllers
-    python examples/control_lab.py --seeds 5 --plants useless shifting --controls planner thompson
+    python examples/control_lab.py                                   # all environments, all controllers
+    python examples/control_lab.py --seeds 5 --environments useless shifting --controls planner thompson
     python examples/control_lab.py --out lab/                        # and lab/control_lab.json
 
-A plant has given forward times and tiers that agree with the target at given rates; a stream of requests runs through one
+An environment has given forward times and tiers that agree with the target at given rates; a stream of requests runs through one
 controller that starts knowing nothing but guesses, its exploration counted. Everything is in modelled time. (With recorded
-answers of real models instead of plants: control_table.py.) Columns:
+answers of real models instead of environments: control_table.py.) Columns:
 
     speed         tokens/s over target-only decoding
     of best       share of the speed of the best static arm, chosen in hindsight for the same stream
     settles       blocks until 9 of 10 of the next 50 run an arm within 5 % of the best one's speed (median over seeds)
     lost          largest excess over target-only decoding at any block, in tokens of target-only decoding
-    account       largest overdraft of what the account allows (2 % of elapsed time and one shortest probe), same unit
+    budget        largest overdraft of what the exploration budget allows (2 % of elapsed time and one shortest probe), same unit
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
 
-from simulated import Plant, Regime, run  # noqa: E402  (the plants that the tests use)
+from simulated import Regime, SimulatedEnvironment, run  # noqa: E402  (the environments that the tests use)
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
 from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo  # noqa: E402
-from adaptive_pyramid.control.defaults import CONTROLS, Pool, default_config, make_controller  # noqa: E402
+from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller  # noqa: E402
 from adaptive_pyramid.control.planner import PlannerController  # noqa: E402
 from adaptive_pyramid.stats import BlockStats  # noqa: E402
 from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
@@ -55,7 +55,7 @@ LOOKUP = {1: row(0.006, 0.02), 2: row(0.040, 0.03)}  # tier 0 looks up
 
 @dataclass(frozen=True)
 class Case:
-    """A plant and a stream of requests.
+    """An environment and a stream of requests.
 
     Args:
         regimes: what the text is like. requests: how many, one after the other.
@@ -67,8 +67,10 @@ class Case:
     overhead: float = 0.001
     drift_budget: float | None = None
 
-    def plant(self, seed: int) -> Plant:
-        return Plant(self.costs, self.regimes, seed=seed, overhead=self.overhead, drift_budget=self.drift_budget)
+    def environment(self, seed: int) -> SimulatedEnvironment:
+        return SimulatedEnvironment(
+            self.costs, self.regimes, seed=seed, overhead=self.overhead, drift_budget=self.drift_budget
+        )
 
     @property
     def target(self) -> int:
@@ -133,26 +135,26 @@ def build(name: str, case: Case) -> Controller:
 
 
 @dataclass
-class Outcome:
+class LabResult:
     """A controller on a stream."""
 
     tokens: int
     seconds: float
     configs: list[PyramidConfig]
     lost: float  # largest excess over target-only decoding, seconds
-    overdraft: float  # largest excess over the account, seconds
+    overdraft: float  # largest excess over the exploration budget, seconds
 
 
-def play(case: Case, controller: Controller, seed: int) -> Outcome:
-    plant, target = case.plant(seed), case.target
-    alone = plant.costs.seconds(target, 1) + plant.overhead
-    outcome = Outcome(0, 0.0, [], 0.0, 0.0)
+def play(case: Case, controller: Controller, seed: int) -> LabResult:
+    environment, target = case.environment(seed), case.target
+    alone = environment.costs.seconds(target, 1) + environment.overhead
+    outcome = LabResult(0, 0.0, [], 0.0, 0.0)
     excess = 0.0
 
     def book(block: BlockStats) -> None:
         nonlocal excess
         prefill = sum(
-            f.seconds - plant.costs.seconds(target, f.needed)
+            f.seconds - environment.costs.seconds(target, f.needed)
             for f in block.forwards
             if f.tier == target and f.is_prefill
         )
@@ -165,10 +167,10 @@ def play(case: Case, controller: Controller, seed: int) -> Outcome:
         outcome.overdraft = max(outcome.overdraft, excess - 0.02 * outcome.seconds)
 
     for _ in range(case.requests):
-        run(plant, controller, TOKENS, PROMPT, on_block=book)
+        run(environment, controller, TOKENS, PROMPT, on_block=book)
     # The shortest probe at its dearest: with the longest text to catch up with.
-    probe = min(plant.costs.seconds(tier, PROMPT + TOKENS) for tier in case.costs if tier != target)
-    probe += plant.costs.seconds(target, 2) - plant.costs.seconds(target, 1)
+    probe = min(environment.costs.seconds(tier, PROMPT + TOKENS) for tier in case.costs if tier != target)
+    probe += environment.costs.seconds(target, 2) - environment.costs.seconds(target, 1)
     outcome.overdraft = max(0.0, outcome.overdraft - probe)
     return outcome
 
@@ -181,14 +183,14 @@ def settled_after(configs: Sequence[PyramidConfig], speeds: dict[PyramidConfig, 
 
 
 def experiment(
-    plants: dict[str, Case], controls: Sequence[str], seeds: int, console: Console
+    environments: dict[str, Case], controls: Sequence[str], seeds: int, console: Console
 ) -> dict[str, dict[str, dict]]:
-    """{plant: {control: numbers}}; Ctrl-C returns what is finished."""
+    """{environment: {control: numbers}}; Ctrl-C returns what is finished."""
     results: dict[str, dict[str, dict]] = {}
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("playing", total=len(plants) * seeds)
+        bar = progress.add_task("playing", total=len(environments) * seeds)
         try:
-            for plant, case in plants.items():
+            for environment, case in environments.items():
                 rows = {name: [] for name in controls}
                 for seed in range(seeds):
                     arms = build("planner", case).arms
@@ -209,10 +211,10 @@ def experiment(
                                 "overdraft": outcome.overdraft * alone,
                             }
                         )
-                    progress.update(bar, advance=1, description=f"{plant}, seed {seed + 1}/{seeds}")
-                results[plant] = {name: summary(values) for name, values in rows.items()}
+                    progress.update(bar, advance=1, description=f"{environment}, seed {seed + 1}/{seeds}")
+                results[environment] = {name: summary(values) for name, values in rows.items()}
         except KeyboardInterrupt:
-            console.print("[yellow]Interrupted: what follows holds the plants that were finished.[/yellow]")
+            console.print("[yellow]Interrupted: what follows holds the environments that were finished.[/yellow]")
     return results
 
 
@@ -228,10 +230,10 @@ def summary(rows: list[dict]) -> dict:
 
 
 def show(results: dict[str, dict[str, dict]], console: Console) -> None:
-    for plant, rows in results.items():
+    for environment, rows in results.items():
         best = next(iter(rows.values()))["best"]
-        table = Table(title=f"{plant} (best static arm: {best})")
-        for column in ("control", "speed", "of best", "settles", "lost", "account"):
+        table = Table(title=f"{environment} (best static arm: {best})")
+        for column in ("control", "speed", "of best", "settles", "lost", "budget"):
             table.add_column(column, justify="left" if column == "control" else "right")
         for name, row in sorted(rows.items(), key=lambda item: -item[1]["of_best"]):
             table.add_row(
@@ -245,7 +247,7 @@ def show(results: dict[str, dict[str, dict]], console: Console) -> None:
             )
         console.print(table)
     if len(results) > 1:
-        table = Table(title="all plants: share of the best static arm's speed")
+        table = Table(title="all environments: share of the best static arm's speed")
         for column in ("control", "mean", "worst"):
             table.add_column(column, justify="left" if column == "control" else "right")
         names = list(next(iter(results.values())))
@@ -264,19 +266,25 @@ def main(arguments: list[str] | None = None) -> None:
     adaptive = [name for name in CONTROLS if name not in ("fixed", "auto", "bandit")]
     names = ["planner", "own blocks only", *[name for name in adaptive if name != "planner"], "hf heuristic"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="independent streams per plant (default: 5)")
+    parser.add_argument("--seeds", type=int, default=5, help="independent streams per environment (default: 5)")
     parser.add_argument(
-        "--plants", nargs="+", choices=list(CASES), default=list(CASES), metavar="PLANT", help=", ".join(CASES)
+        "--environments",
+        "--plants",
+        nargs="+",
+        choices=list(CASES),
+        default=list(CASES),
+        metavar="NAME",
+        help=", ".join(CASES),
     )
     parser.add_argument("--controls", nargs="+", choices=names, default=names, metavar="CONTROL", help=", ".join(names))
     parser.add_argument("--out", type=Path, help="folder for control_lab.json")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")
-    plants = {name: CASES[name] for name in options.plants}
+    environments = {name: CASES[name] for name in options.environments}
     console = Console()
-    results = experiment(plants, options.controls, options.seeds, console)
-    console.print(f"{options.seeds} streams per plant")
+    results = experiment(environments, options.controls, options.seeds, console)
+    console.print(f"{options.seeds} streams per environment")
     show(results, console)
     if options.out and results:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
 
-from simulated import Plant, Regime  # noqa: E402  (the plants that the tests use)
+from simulated import Regime, SimulatedEnvironment  # noqa: E402  (the environments that the tests use)
 
-from adaptive_pyramid.control.defaults import CONTROLS, Pool, default_config, make_controller  # noqa: E402
+from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller  # noqa: E402
 from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
 
 COSTS = {
@@ -33,12 +33,12 @@ def step_times(name: str, blocks: int) -> tuple[int, np.ndarray]:
     """(number of arms, microseconds of each of `blocks` steps), a tenth as many steps not counted."""
     pool = Pool(4, tuple(COSTS), CostModel(COSTS), measured=True)
     controller = make_controller(name, None, default_config(4), pool)
-    plant = Plant(COSTS, [Regime({0: 0.8, 1: 0.6, 2: 0.85}, hit={0: 0.4})])
-    config = controller.start(plant.start(64, 10**6))
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.8, 1: 0.6, 2: 0.85}, hit={0: 0.4})])
+    config = controller.start(environment.start(64, 10**6))
     warm_up = blocks // 10
     times = np.empty(blocks + warm_up)
     for i in range(blocks + warm_up):
-        block = plant.step(config)
+        block = environment.step(config)
         started = perf_counter_ns()
         config = controller.step(block)
         times[i] = (perf_counter_ns() - started) / 1000

@@ -33,10 +33,10 @@ from control_lab import HeuristicSchedule, settled_after  # noqa: E402
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
 from adaptive_pyramid.control.controller import Controller, FixedController  # noqa: E402
-from adaptive_pyramid.control.defaults import CONTROLS, default_config, make_controller  # noqa: E402
-from adaptive_pyramid.control.experience import Experience  # noqa: E402
+from adaptive_pyramid.control.factory import CONTROLS, default_config, make_controller  # noqa: E402
 from adaptive_pyramid.control.planner import PlannerController  # noqa: E402
 from adaptive_pyramid.control.pool import Pool  # noqa: E402
+from adaptive_pyramid.control.warm_start import WarmStart  # noqa: E402
 from adaptive_pyramid.throughput import Acceptance, CostModel  # noqa: E402
 from tuning.costs import load_costs  # noqa: E402
 from tuning.findings import grid  # noqa: E402
@@ -86,7 +86,7 @@ def build(name: str, replay: Replay, agreement: Sequence[float]) -> Controller:
         )
     if name == KNOWN:
         known = {(tier, header.target): Acceptance(share) for tier, share in zip(header.models, agreement)}
-        pool = replace(pool, experience=Experience(known, TOKENS * replay.costs.seconds(header.target, 1)))
+        pool = replace(pool, warm_start=WarmStart(known, TOKENS * replay.costs.seconds(header.target, 1)))
         name = "planner"
     return make_controller(name, None, default_config(n_tiers), pool)
 

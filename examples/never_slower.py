@@ -8,7 +8,7 @@ than what is to be seen here, and so they drift for both. Columns:
 
     ratio     tokens/s under control over target-only decoding: median, and [least, largest]; the goal is at least 0.97
     lost      seconds above target-only decoding, by the controller's own books, at the end: largest of all runs
-    allowed   what its account allows for that run: 2 % of elapsed time and one shortest probe
+    allowed   what its exploration budget allows for that run: 2 % of elapsed time and one shortest probe
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adaptive_pyramid import AdaptivePyramid, families  # noqa: E402
 from adaptive_pyramid.control.controller import Controller, FixedController  # noqa: E402
-from adaptive_pyramid.control.defaults import default_config, make_controller  # noqa: E402
+from adaptive_pyramid.control.factory import default_config, make_controller  # noqa: E402
 from adaptive_pyramid.stats import BlockStats  # noqa: E402
 
 PROMPT = [
@@ -52,7 +52,7 @@ def random_model(like: PreTrainedModel, layers: int, seed: int) -> PreTrainedMod
         return AutoModelForCausalLM.from_config(config).to(like.dtype).to(like.device).eval()
 
 
-class Run:
+class InterleavedRun:
     """An answer decoded piece by piece, and the seconds it took."""
 
     def __init__(self, pyramid: AdaptivePyramid, tokens: int, suppressed: list[int], **how: object) -> None:
@@ -94,7 +94,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     def race(tokens: int, controller: Controller) -> float:
         """Seconds of target-only decoding over seconds under control."""
-        runs = [Run(alone, tokens, suppressed, method="ar"), Run(controlled, tokens, suppressed, control=controller)]
+        runs = [
+            InterleavedRun(alone, tokens, suppressed, method="ar"),
+            InterleavedRun(controlled, tokens, suppressed, control=controller),
+        ]
         while going := [run for run in runs if not run.finished]:
             min(going, key=lambda run: run.tokens).go_on()
         return runs[0].seconds / runs[1].seconds
@@ -115,8 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
             for _ in range(options.repeats):
                 controller = make_controller("auto", None, default_config(3), controlled.pool())
                 ratios.append(race(tokens, controller))
-                account = controller.account
-                books.append((account.excess, account.share * account.elapsed + account.advance))
+                budget = controller.budget
+                books.append((budget.excess, budget.share * budget.elapsed + budget.advance))
                 progress.advance(bar)
             lost, allowed = max(books, key=lambda pair: pair[0] - pair[1])
             table.add_row(

@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from adaptive_pyramid import AdaptivePyramid, Profile, families  # noqa: E402
-from adaptive_pyramid.control.defaults import default_config  # noqa: E402
+from adaptive_pyramid.control.factory import default_config  # noqa: E402
 from adaptive_pyramid.decoding.method import resolve  # noqa: E402
 from tuning.measure import Bench, in_rotation  # noqa: E402
 from tuning.objective import prompt_ids  # noqa: E402

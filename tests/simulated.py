@@ -1,7 +1,7 @@
-"""A plant for controllers: a text whose tiers agree as often as told, and forwards that cost what they are told. No torch.
+"""An environment for controllers: a text whose tiers agree as often as told, and forwards that cost what they are told. No torch.
 
-    plant = Plant(costs, [Regime({0: .6, 1: .8})], seed=3)
-    stats = run(plant, controller, max_new_tokens=400)
+    environment = SimulatedEnvironment(costs, [Regime({0: .6, 1: .8})], seed=3)
+    stats = run(environment, controller, max_new_tokens=400)
 
 What every tier would say at every position is fixed by the seed, whatever decoding does, as in greedy decoding of a
 real text: so all configs can be compared on the same text, and what one config shows of another can be checked.
@@ -93,7 +93,7 @@ class DrawnText:
         return self.regimes[-1]
 
 
-class Plant:
+class SimulatedEnvironment:
     """A pyramid that is only numbers, decoding greedily.
 
     Args:
@@ -243,18 +243,18 @@ class Plant:
 
 
 def run(
-    plant: Plant,
+    environment: SimulatedEnvironment,
     controller: Controller,
     max_new_tokens: int,
     prompt_length: int = 32,
     on_block: Callable[[BlockStats], None] = lambda block: None,
 ) -> GenerationStats:
     """One request under control, as `Generation.run` does it."""
-    stats = GenerationStats(control_name=controller.name, drift_budget=plant.drift_budget)
-    config = controller.start(plant.start(prompt_length, max_new_tokens))
-    while not plant.finished:
+    stats = GenerationStats(control_name=controller.name, drift_budget=environment.drift_budget)
+    config = controller.start(environment.start(prompt_length, max_new_tokens))
+    while not environment.finished:
         decision = controller.decision
-        block = plant.step(config)
+        block = environment.step(config)
         block.decision = decision
         config = controller.step(block)
         stats.blocks.append(block)

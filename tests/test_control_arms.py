@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptive_pyramid.control.arms import BUDGET_MULTIPLES, FREE_TAUS, LIMIT, candidate_configs, shortened
-from adaptive_pyramid.control.defaults import Pool, default_config
+from adaptive_pyramid.control.factory import Pool, default_config
 from adaptive_pyramid.throughput import WIDTHS, CostModel
 
 

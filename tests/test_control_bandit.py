@@ -1,16 +1,16 @@
-"""Controllers on simulated plants: any policy under one account. Nothing here looks at a clock."""
+"""Controllers on simulated environments: any policy under one exploration budget. Nothing here looks at a clock."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.control.bandit import BanditController
 from adaptive_pyramid.control.controller import FixedController
-from adaptive_pyramid.control.defaults import Pool, default_config, make_controller
+from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.control.reward import SpeedReward
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel
@@ -37,10 +37,12 @@ def controller(name: str, measured: bool = True, route=None):
 
 @pytest.mark.parametrize("name", ["auto", "bandit", *POLICIES])
 def test_every_policy_beats_target_only_where_drafts_are_good(name: str) -> None:
-    plant = Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
-    stats = run(plant, controller(name), 400)
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
+    stats = run(environment, controller(name), 400)
     alone = run(
-        Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1), FixedController(default_config(3).with_route((2,))), 400
+        SimulatedEnvironment(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1),
+        FixedController(default_config(3).with_route((2,))),
+        400,
     )
     assert stats.tokens == alone.tokens == 400
     assert stats.tokens_per_second > 1.5 * alone.tokens_per_second
@@ -48,12 +50,12 @@ def test_every_policy_beats_target_only_where_drafts_are_good(name: str) -> None
 
 def test_state_goes_on_where_it_was_saved() -> None:
     first = controller("thompson")
-    plant = Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
-    run(plant, first, 200)
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
+    run(environment, first, 200)
     second = controller("thompson")
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.policy.means.tolist() == first.policy.means.tolist()
-    assert second.account == first.account
+    assert second.budget == first.budget
     with pytest.raises(ValueError, match="belongs to controller 'bandit:thompson'"):
         controller("ucb1").load_state_dict(first.state_dict())
     other = make_controller("thompson", None, default_config(3).with_stage(2, length=3), pool())
@@ -70,29 +72,29 @@ def test_names() -> None:
 
 def test_a_pinned_route_stays() -> None:
     pinned = controller("thompson", route=(0, 2))
-    stats = run(Plant(COSTS, [Regime({0: 0.1, 1: 0.1})], seed=1), pinned, 60)
+    stats = run(SimulatedEnvironment(COSTS, [Regime({0: 0.1, 1: 0.1})], seed=1), pinned, 60)
     assert {block.config.route for block in stats.blocks} == {(0, 2)}
 
 
 def test_a_tier_that_left_the_route_is_not_chosen_again() -> None:
-    class Lossy(Plant):
+    class Lossy(SimulatedEnvironment):
         def step(self, config: PyramidConfig) -> BlockStats:
             return super().step(config.with_route((1, 2)) if 0 in config.tiers else config)
 
-    plant = Lossy(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
+    environment = Lossy(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
     auto = controller("auto")
     asked = []
-    original = plant.step
-    plant.step = lambda config: asked.append(config) or original(config)
-    run(plant, auto, 300)
+    original = environment.step
+    environment.step = lambda config: asked.append(config) or original(config)
+    run(environment, auto, 300)
     with_draft = [i for i, config in enumerate(asked) if 0 in config.tiers]
     assert len(with_draft) == 1
 
 
 def test_a_draft_that_is_always_refused_stays_on_the_first_rung() -> None:
-    free = {0: row(1e-6, 0.0), 1: row(1e-6, 0.0), 2: row(0.040, 0.0)}  # the account can pay for any length
+    free = {0: row(1e-6, 0.0), 1: row(1e-6, 0.0), 2: row(0.040, 0.0)}  # the exploration budget can pay for any length
     curious = make_controller("epsilon_greedy", None, default_config(3), Pool(3, (0, 1, 2), CostModel(free), True))
-    stats = run(Plant(free, [Regime({0: 0.0, 1: 0.0})], seed=1), curious, 200)
+    stats = run(SimulatedEnvironment(free, [Regime({0: 0.0, 1: 0.0})], seed=1), curious, 200)
     drafting = [block.config for block in stats.blocks if len(block.config.route) > 1]
     assert len(drafting) > 10
     assert max(stage.length for config in drafting for stage in config.normalized().stages) == 1

@@ -1,4 +1,4 @@
-"""What a block teaches about arms that it did not run, against plants where the truth is known."""
+"""What a block teaches about arms that it did not run, against environments where the truth is known."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.control.change import PageHinkley
+from adaptive_pyramid.control.change_detection import PageHinkley
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.estimates import Estimates
 from adaptive_pyramid.control.forecast import Forecast, Pair
@@ -21,8 +21,10 @@ COSTS = {tier: dict.fromkeys(WIDTHS, first) for tier, first in {0: 0.004, 1: 0.0
 TWO, CHAIN = (0, 2), (0, 1, 2)
 
 
-def plant(**agreement: float) -> Plant:
-    return Plant(COSTS, [Regime({0: agreement.get("draft", 0.7), 1: agreement.get("qualifier", 0.85)})], seed=5)
+def environment(**agreement: float) -> SimulatedEnvironment:
+    return SimulatedEnvironment(
+        COSTS, [Regime({0: agreement.get("draft", 0.7), 1: agreement.get("qualifier", 0.85)})], seed=5
+    )
 
 
 def learned(
@@ -33,7 +35,7 @@ def learned(
     model_tiers=(0, 1, 2),
 ) -> tuple[Estimates, GenerationStats]:
     estimates = Estimates(Forecast([config, *arms]), model_tiers, budget, memory=1e5, idle=1e6)
-    source = plant()
+    source = environment()
     source.drift_budget = budget
     stats = run(
         source, FixedController(config), tokens, on_block=lambda block: estimates.observe(block, greedy=True, arm=0)
@@ -47,7 +49,7 @@ def rate(estimates: Estimates, pair: Pair) -> float:
 
 
 def truth(config: PyramidConfig, tier: int = 2, tokens: int = 3000, budget: float | None = None) -> float:
-    source = plant()
+    source = environment()
     source.drift_budget = budget
     stats = run(source, FixedController(config), tokens)
     return next(stage.acceptance_rate for stage in stats.stages if stage.tier == tier)
@@ -57,7 +59,7 @@ def test_shorter_lengths_are_the_starts_of_longer_ones() -> None:
     estimates, _ = learned(PyramidConfig.simple([1, 8], route=TWO), [])
     accept = estimates.rates(0.0).accept[0, 0]
     for length in (1, 2, 4):
-        stats = run(plant(), FixedController(PyramidConfig.simple([1, length], route=TWO)), 3000)
+        stats = run(environment(), FixedController(PyramidConfig.simple([1, length], route=TWO)), 3000)
         assert 1 + np.cumprod(accept)[:length].sum() == pytest.approx(stats.stages[0].acceptance_length, rel=0.05)
 
 
@@ -96,7 +98,10 @@ def test_relatives_inform_the_first_guess() -> None:
     two_tier = [PyramidConfig.simple([1, 4], route=route) for route in ((0, 2), (1, 2))]
     estimates, _ = learned(two_tier[0], [two_tier[1], PyramidConfig.simple([3, 5], route=CHAIN)])
     run(
-        plant(), FixedController(two_tier[1]), 1500, on_block=lambda block: estimates.observe(block, greedy=True, arm=0)
+        environment(),
+        FixedController(two_tier[1]),
+        1500,
+        on_block=lambda block: estimates.observe(block, greedy=True, arm=0),
     )
     guess = estimates.rates(0.0).accept[0, estimates.pairs.index(Pair(0, 1)), 0]
     assert guess == pytest.approx(truth(PyramidConfig.simple([3, 5], route=CHAIN), tier=1), abs=0.06)
@@ -105,7 +110,12 @@ def test_relatives_inform_the_first_guess() -> None:
 def test_without_counterfactuals_an_arm_learns_from_itself_alone() -> None:
     arms = [PyramidConfig.simple([1, length], route=TWO) for length in (2, 4)]
     estimates = Estimates(Forecast(arms, owners=[0, 1]), (0, 1, 2), counterfactual=False)
-    run(plant(), FixedController(arms[1]), 300, on_block=lambda block: estimates.observe(block, greedy=True, arm=1))
+    run(
+        environment(),
+        FixedController(arms[1]),
+        300,
+        on_block=lambda block: estimates.observe(block, greedy=True, arm=1),
+    )
     assert estimates.tested[estimates.pairs.index(Pair(0, 2, owner=1))].sum() > 50
     assert estimates.tested[estimates.pairs.index(Pair(0, 2, owner=0))].sum() == 0
 
@@ -114,7 +124,7 @@ def test_lookups_are_hit_or_miss() -> None:
     costs = {1: COSTS[1], 2: COSTS[2]}
     config = PyramidConfig.simple([1, 6], route=((0, 1), 2))
     estimates = Estimates(Forecast([config]), (1, 2), memory=1e5, idle=1e6)
-    source = Plant(costs, [Regime({0: 0.6, 1: 0.85}, hit={0: 0.35})], seed=2)
+    source = SimulatedEnvironment(costs, [Regime({0: 0.6, 1: 0.85}, hit={0: 0.35})], seed=2)
     run(source, FixedController(config), 3000, on_block=lambda block: estimates.observe(block, greedy=True, arm=0))
     assert estimates.rates(0.0).hit[0, 0] == pytest.approx(0.35, abs=0.04)
     assert rate(estimates, Pair(0, 2)) == pytest.approx(0.6, abs=0.05)
@@ -135,9 +145,9 @@ def test_lookups_hit_in_runs() -> None:
         for proposed, accepted in ((4, 4), (4, 4), (4, 4), (4, 0), (0, 0), (0, 0), (0, 0)):
             show(proposed, accepted)
     show(4, 4)
-    copying = estimates.rates(0.0).hit[2 * estimates.mood, 0]
+    copying = estimates.rates(0.0).hit[2 * estimates.context_bucket, 0]
     show(4, 0)
-    refused = estimates.rates(0.0).hit[2 * estimates.mood, 0]
+    refused = estimates.rates(0.0).hit[2 * estimates.context_bucket, 0]
     assert copying > 0.8 and refused < 0.4
 
 
@@ -170,10 +180,10 @@ def test_sampling_replaces_draws_by_chances() -> None:
 def test_a_change_of_text_is_noticed_and_no_change_is_not() -> None:
     config = PyramidConfig.simple([1, 4], route=TWO)
     steady = Estimates(Forecast([config]), (0, 1, 2))
-    run(plant(), FixedController(config), 1500, on_block=lambda block: steady.observe(block, greedy=True, arm=0))
+    run(environment(), FixedController(config), 1500, on_block=lambda block: steady.observe(block, greedy=True, arm=0))
     assert steady.changes <= 1
     shifting = Estimates(Forecast([config]), (0, 1, 2))
-    source = Plant(COSTS, [Regime({0: 0.9, 1: 0.9}, tokens=500), Regime({0: 0.3, 1: 0.9})], seed=5)
+    source = SimulatedEnvironment(COSTS, [Regime({0: 0.9, 1: 0.9}, tokens=500), Regime({0: 0.3, 1: 0.9})], seed=5)
     run(source, FixedController(config), 560, on_block=lambda block: shifting.observe(block, greedy=True, arm=0))
     assert shifting.changes >= 1
     assert shifting.rates(0.0).accept[:, 0, 0].min() < 0.6
@@ -219,9 +229,9 @@ def test_shadows_teach_what_asking_would_have_taught() -> None:
         estimates.observe(BlockStats(config, 0, 10, 3, 0.1, shadows=(Shadow(0, 16, 3, 3),)), greedy=True, arm=0)
     after = estimates.rates(0.0)
     pair = estimates.pairs.index(Pair(0, 2))
-    mood = 2 * estimates.mood
-    assert after.accept[mood, pair, 0] > 0.9 > before.accept[mood, pair, 0]
-    assert after.hit[mood, 0] > 0.9 > before.hit[mood, 0]
+    row = 2 * estimates.context_bucket
+    assert after.accept[row, pair, 0] > 0.9 > before.accept[row, pair, 0]
+    assert after.hit[row, 0] > 0.9 > before.hit[row, 0]
     own = Estimates(Forecast([config, config.with_route((0, 2))], [0, 1]), model_tiers=(1, 2), counterfactual=False)
     for _ in range(60):
         own.observe(BlockStats(config, 0, 10, 3, 0.1, shadows=(Shadow(0, 16, 3, 3),)), greedy=True, arm=0)

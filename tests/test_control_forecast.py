@@ -1,10 +1,10 @@
-"""The vectorised throughput formula against the plain one, and against plants."""
+"""The vectorised throughput formula against the plain one, and against environments."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import FixedController
@@ -48,11 +48,11 @@ def test_equals_the_formula_where_no_mid_tier_overshoots() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 2), (2, 4), (4, 6), (4, 8)])
-def test_deep_chains_are_forecast_within_four_per_cent_of_a_plant(lengths: tuple[int, int]) -> None:
+def test_deep_chains_are_forecast_within_four_per_cent_of_a_simulation(lengths: tuple[int, int]) -> None:
     costs = {0: COSTS[1], 1: COSTS[2], 2: COSTS[3]}
     config = PyramidConfig.simple(lengths)
-    plant = Plant(costs, [Regime({0: 0.7, 1: 0.9})], seed=3, noise=0.0)
-    stats = run(plant, FixedController(config), 6000, prompt_length=1)
+    environment = SimulatedEnvironment(costs, [Regime({0: 0.7, 1: 0.9})], seed=3, noise=0.0)
+    stats = run(environment, FixedController(config), 6000, prompt_length=1)
     measured = {stage.tier: Acceptance(stage.acceptance_rate) for stage in stats.stages}
     forecast = Forecast([config])
     acceptance = {(0, 1): measured[1], (1, 2): measured[2]}

@@ -24,9 +24,11 @@ def test_lab_prints_and_writes(
 ) -> None:
     controls = ["planner", "own blocks only", "thompson", "hf heuristic"]
     monkeypatch.setattr(lab, "TOKENS", 60)
-    lab.main(["--seeds", "1", "--plants", "good draft", "repetitive", "--controls", *controls, "--out", str(tmp_path)])
+    lab.main(
+        ["--seeds", "1", "--environments", "good draft", "repetitive", "--controls", *controls, "--out", str(tmp_path)]
+    )
     printed = capsys.readouterr().out
-    assert all(name in printed for name in (*controls, "good draft", "repetitive", "all plants"))
+    assert all(name in printed for name in (*controls, "good draft", "repetitive", "all environments"))
     report = json.loads((tmp_path / "control_lab.json").read_text())
     assert set(report) == {"good draft", "repetitive"} and set(report["good draft"]) == set(controls)
     assert all(0.2 < row["of_best"] < 1.2 for rows in report.values() for row in rows.values())
@@ -41,7 +43,7 @@ def test_settled_after(lab) -> None:
 
 def test_bad_options(lab) -> None:
     with pytest.raises(SystemExit):
-        lab.main(["--plants", "nowhere"])
+        lab.main(["--environments", "nowhere"])
     with pytest.raises(SystemExit):
         lab.main(["--seeds", "0"])
 

@@ -1,4 +1,4 @@
-"""The planner on simulated plants. Modelled time only; nothing here looks at a clock."""
+"""The planner on simulated environments. Modelled time only; nothing here looks at a clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 import pytest
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.control.controller import FixedController
-from adaptive_pyramid.control.defaults import Pool, default_config, make_controller
+from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.control.planner import PlannerController
 from adaptive_pyramid.throughput import WIDTHS, CostModel
 
@@ -30,55 +30,58 @@ def planner(costs=COSTS, measured: bool = True, budget: float | None = None, **o
     return PlannerController(made.arms, pool, budget, **options) if options else made
 
 
-def speed(plant: Plant, controller, requests: int = 4, tokens: int = 250) -> float:
-    total = sum(run(plant, controller, tokens, 32).seconds for _ in range(requests))
+def speed(environment: SimulatedEnvironment, controller, requests: int = 4, tokens: int = 250) -> float:
+    total = sum(run(environment, controller, tokens, 32).seconds for _ in range(requests))
     return requests * tokens / total
 
 
-def best_static(make_plant: Callable[[], Plant], controller: PlannerController) -> float:
-    return max(speed(make_plant(), FixedController(arm)) for arm in controller.arms)
+def best_static(make_environment: Callable[[], SimulatedEnvironment], controller: PlannerController) -> float:
+    return max(speed(make_environment(), FixedController(arm)) for arm in controller.arms)
 
 
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("agreement", [(0.02, 0.02), (0.75, 0.9), (0.4, 0.9), (0.93, 0.95)])
 def test_comes_close_to_the_best_arm_from_a_cold_start(agreement: tuple[float, float], measured: bool) -> None:
-    def make_plant() -> Plant:
-        return Plant(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=2)
+    def make_environment() -> SimulatedEnvironment:
+        return SimulatedEnvironment(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=2)
 
     controller = planner(measured=measured)
-    best = best_static(make_plant, controller)
-    assert speed(make_plant(), controller) > 0.9 * best
+    best = best_static(make_environment, controller)
+    assert speed(make_environment(), controller) > 0.9 * best
 
 
 def test_beats_every_fixed_arm_on_a_text_that_changes() -> None:
-    def make_plant() -> Plant:
+    def make_environment() -> SimulatedEnvironment:
         kinds = ((0.95, 0.97), (0.05, 0.2), (0.9, 0.95), (0.05, 0.85))
-        return Plant(COSTS, [Regime({0: draft, 1: qualifier}, tokens=250) for draft, qualifier in kinds], seed=4)
+        return SimulatedEnvironment(
+            COSTS, [Regime({0: draft, 1: qualifier}, tokens=250) for draft, qualifier in kinds], seed=4
+        )
 
     controller = planner()
-    best = best_static(make_plant, controller)
-    assert speed(make_plant(), controller) > 1.03 * best
+    best = best_static(make_environment, controller)
+    assert speed(make_environment(), controller) > 1.03 * best
     assert controller.estimates.changes >= 2
 
 
 def test_lengthens_on_repetitive_text() -> None:
-    plant = Plant(LOOKUP_COSTS, [Regime({0: 0.97, 1: 0.6}, hit={0: 0.9})], seed=1)
+    environment = SimulatedEnvironment(LOOKUP_COSTS, [Regime({0: 0.97, 1: 0.6}, hit={0: 0.9})], seed=1)
     controller = planner(LOOKUP_COSTS)
-    run(plant, controller, 400, 64)
-    stats = run(plant, controller, 400, 64)
+    run(environment, controller, 400, 64)
+    stats = run(environment, controller, 400, 64)
     used = [block.config for block in stats.blocks if len(block.config.route) > 1]
     assert sum(config.stages[-1].length >= 8 for config in used) > 0.9 * len(stats.blocks)
 
 
-def test_moods_pay_on_bursty_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_buckets_pay_on_bursty_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def total() -> float:
         return sum(
-            speed(Plant(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner()) for seed in range(4)
+            speed(SimulatedEnvironment(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner())
+            for seed in range(4)
         )
 
-    with_moods = total()
-    monkeypatch.setattr("adaptive_pyramid.control.estimates._MOOD_WEIGHT", 1e9)
-    assert with_moods > 1.03 * total()
+    with_buckets = total()
+    monkeypatch.setattr("adaptive_pyramid.control.estimates._CONTEXT_WEIGHT", 1e9)
+    assert with_buckets > 1.03 * total()
 
 
 def test_counterfactuals_save_time() -> None:
@@ -86,29 +89,29 @@ def test_counterfactuals_save_time() -> None:
         total = 0.0
         for agreement in ((0.02, 0.02), (0.4, 0.9), (0.75, 0.9), (0.93, 0.95)):
             for seed in range(3):
-                plant = Plant(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=seed)
-                total += run(plant, planner(counterfactual=counterfactual), 400, 32).seconds
+                environment = SimulatedEnvironment(COSTS, [Regime({0: agreement[0], 1: agreement[1]})], seed=seed)
+                total += run(environment, planner(counterfactual=counterfactual), 400, 32).seconds
         return total
 
     assert seconds(True) < 0.99 * seconds(False)
 
 
 def test_a_drift_budget_is_spent_and_buys_speed() -> None:
-    def make_plant(budget: float | None) -> Plant:
-        return Plant(COSTS, [Regime({0: 0.6, 1: 0.8})], seed=6, drift_budget=budget)
+    def make_environment(budget: float | None) -> SimulatedEnvironment:
+        return SimulatedEnvironment(COSTS, [Regime({0: 0.6, 1: 0.8})], seed=6, drift_budget=budget)
 
-    lossless = speed(make_plant(None), planner())
-    plant, controller = make_plant(0.1), planner(budget=0.1)
-    run(plant, controller, 250, 32)
-    stats = run(plant, controller, 400, 32)
+    lossless = speed(make_environment(None), planner())
+    environment, controller = make_environment(0.1), planner(budget=0.1)
+    run(environment, controller, 250, 32)
+    stats = run(environment, controller, 400, 32)
     assert 0.05 < stats.mean_drift <= 0.1
     assert min(block.budget_left for block in stats.blocks) >= 0
     assert stats.tokens_per_second > 1.1 * lossless
 
 
 def test_every_block_carries_its_reason_and_a_good_prediction() -> None:
-    plant = Plant(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
-    stats = run(plant, planner(), 400)
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.75, 1: 0.9})], seed=1)
+    stats = run(environment, planner(), 400)
     assert all(block.decision.reason for block in stats.blocks)
     assert all(block.decision.predicted_tokens > 0 for block in stats.blocks)
     assert stats.prediction_error < 0.15
@@ -117,18 +120,18 @@ def test_every_block_carries_its_reason_and_a_good_prediction() -> None:
 
 
 def test_insertion_advice_is_in_the_notes() -> None:
-    plant = Plant(COSTS, [Regime({0: 0.7, 1: 0.97})], seed=1)
-    stats = run(plant, planner(), 600)
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.7, 1: 0.97})], seed=1)
+    stats = run(environment, planner(), 600)
     assert any(len(block.config.route) == 3 for block in stats.blocks)
     assert any("insertion theorem" in note for note in stats.notes)
 
 
 def test_state_goes_on_where_it_was_saved() -> None:
-    plant = Plant(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
+    environment = SimulatedEnvironment(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
     first, second = planner(), planner()
-    run(plant, first, 400)
+    run(environment, first, 400)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    stats = run(plant, second, 300)
+    stats = run(environment, second, 300)
     assert sum(len(block.config.route) == 1 for block in stats.blocks) == 0
     assert sum(block.config.stages[-1].length >= 6 for block in stats.blocks) > 0.8 * len(stats.blocks)
     with pytest.raises(ValueError, match="belongs to other arms"):
@@ -137,15 +140,15 @@ def test_state_goes_on_where_it_was_saved() -> None:
 
 def test_controllers_repeat_themselves() -> None:
     def configs() -> list[str]:
-        plant = Plant(COSTS, [Regime({0: 0.7, 1: 0.9})], seed=8)
-        return [block.config.label for block in run(plant, planner(), 300).blocks]
+        environment = SimulatedEnvironment(COSTS, [Regime({0: 0.7, 1: 0.9})], seed=8)
+        return [block.config.label for block in run(environment, planner(), 300).blocks]
 
     assert configs() == configs()
 
 
 def test_a_draft_that_could_not_pay_for_its_prefill_any_more_stays_out() -> None:
     def used(prompt: int, tokens: int) -> bool:
-        source = Plant(COSTS, [Regime({0: 0.9, 1: 0.9})], seed=1)
+        source = SimulatedEnvironment(COSTS, [Regime({0: 0.9, 1: 0.9})], seed=1)
         controller = planner()
         for _ in range(3):
             run(source, controller, 400, 32)
@@ -158,27 +161,27 @@ def test_a_draft_that_could_not_pay_for_its_prefill_any_more_stays_out() -> None
 
 def test_an_arm_cut_short_for_money_is_weighed_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = planner()
-    source = Plant(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
+    source = SimulatedEnvironment(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
     for _ in range(2):
         run(source, controller, 400, 32)
     assert controller.start(source.start(1, 400)).stages[-1].length > 4
     # Credit for a block of length 1 alone: it runs if it promises more than the target, and only then.
     cheapest = min(map(controller._price, controller._probes.values()))
-    monkeypatch.setattr(controller.account, "left", lambda ahead: 1.01 * cheapest)
+    monkeypatch.setattr(controller.budget, "left", lambda ahead: 1.01 * cheapest)
     cut = controller._choose()
     assert {stage.length for stage in cut.normalized().stages} == {1} and len(cut.route) > 1
-    plain = controller._hoped(controller.arms[controller.fallback])
-    monkeypatch.setattr(controller, "_hoped", lambda config: 2 * plain if len(config.route) > 1 else plain)
+    plain = controller._optimistic(controller.arms[controller.fallback])
+    monkeypatch.setattr(controller, "_optimistic", lambda config: 2 * plain if len(config.route) > 1 else plain)
     assert controller._choose().route == (2,)
 
 
 def test_first_steps_are_short() -> None:
     controller = planner()
-    stats = run(Plant(COSTS, [Regime({0: 1.0, 1: 1.0})], seed=1), controller, 100)
+    stats = run(SimulatedEnvironment(COSTS, [Regime({0: 1.0, 1: 1.0})], seed=1), controller, 100)
     drafted = [block.config.stages[-1].length for block in stats.blocks if block.config.route == (0, 2)]
     assert drafted[:4] == [1, 2, 4, 8]
     refused = planner()
-    stats = run(Plant(COSTS, [Regime({0: 0.0, 1: 0.0})], seed=1), refused, 300)
+    stats = run(SimulatedEnvironment(COSTS, [Regime({0: 0.0, 1: 0.0})], seed=1), refused, 300)
     lengths = [stage.length for block in stats.blocks for stage in block.config.normalized().stages]
     assert max(lengths) == 1 and any(len(block.config.route) > 1 for block in stats.blocks)
 
@@ -186,7 +189,7 @@ def test_first_steps_are_short() -> None:
 def test_a_pinned_route_only_varies_lengths() -> None:
     pool = Pool(3, (0, 1, 2), CostModel(COSTS), True)
     controller = make_controller("planner", (0, 1, 2), default_config(3).with_stage(2, tau=0.3), pool)
-    stats = run(Plant(COSTS, [Regime({0: 0.1, 1: 0.1})], seed=1), controller, 100)
+    stats = run(SimulatedEnvironment(COSTS, [Regime({0: 0.1, 1: 0.1})], seed=1), controller, 100)
     assert {block.config.route for block in stats.blocks} == {(0, 1, 2)}
     assert {block.config.tau_T for block in stats.blocks} == {0.3}
     assert len({block.config for block in stats.blocks}) > 1

@@ -21,7 +21,7 @@ from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 
 from adaptive_pyramid import AdaptivePyramid, Profile
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.control.factory import default_config
 from tuning import decodings, results, storage
 from tuning.costs import load_costs
 from tuning.evidence import Evidence

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.control.factory import default_config
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 from tuning.measure import Bench, Timed, in_rotation

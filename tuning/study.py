@@ -17,7 +17,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
 import adaptive_pyramid
-from adaptive_pyramid.control.defaults import default_config
+from adaptive_pyramid.control.factory import default_config
 from adaptive_pyramid.decoding.method import resolve
 from adaptive_pyramid.models import families
 from adaptive_pyramid.profile import Profile

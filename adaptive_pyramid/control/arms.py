@@ -16,7 +16,7 @@ LIMIT = 32
 MODEL_PAIR = Acceptance(rate=0.7)
 LOOKUP = Acceptance(rate=0.6, hit=0.3)
 # Rates at which a config has to be the best of its route to become an arm.
-_CIRCUMSTANCES = (0.4, 0.6, 0.8, 0.93)
+_RATES = (0.4, 0.6, 0.8, 0.93)
 _WEAK_BELOW_STRONG = 0.5, 0.95  # a qualifier that the target nearly always agrees with, over a draft that often fails
 
 # Thresholds below an exact target, where they cost no quality: total variation in sampling, nats of regret in greedy
@@ -27,14 +27,14 @@ BUDGET_MULTIPLES = (2.0, 8.0, 32.0)
 
 
 def guessed_acceptance(pool: Pool) -> dict[tuple[int, int], Acceptance]:
-    """What to expect of every (proposer, verifier) pair: what experience says; else model pairs accept .7, and a lookup
+    """What to expect of every (proposer, verifier) pair: what a warm start says; else model pairs accept .7, and a lookup
     hits at .3 of its chances and accepts .6."""
     guesses = {
         (proposer, verifier): MODEL_PAIR if proposer in pool.model_tiers else LOOKUP
         for verifier in range(1, pool.n_tiers)
         for proposer in range(verifier)
     }
-    return guesses | dict(pool.experience.acceptance if pool.experience else {})
+    return guesses | dict(pool.warm_start.acceptance if pool.warm_start else {})
 
 
 def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
@@ -57,7 +57,7 @@ def candidate_configs(
 
     Every route of the pool is represented. Of a route's grid of lengths (`LENGTHS` and the base's own) those stay that
     throughput.py ranks first at some acceptance rate; a drift budget multiplies them by thresholds at the target, a
-    chain that ends in an exact target by thresholds below it. The rest of the limit is dealt in turn to the routes, by
+    chain that ends in an exact target by thresholds below it. The rest of the limit is given in turn to the routes, by
     rank at the guessed rates.
 
     Args:
@@ -81,7 +81,7 @@ def candidate_configs(
         own = [plain] if chain == base.route and not drift_budget else []
         queues.append(list(dict.fromkeys(own + queue)))
     queues.sort(key=lambda queue: len(queue[0].route) > 1)
-    return _dealt(queues, limit)
+    return _round_robin(queues, limit)
 
 
 def _best_somewhere(
@@ -101,7 +101,7 @@ def _best_somewhere(
     ]
     kept = [_fastest(grid, ThroughputModel(costs, guess))]
     weak, strong = _WEAK_BELOW_STRONG
-    for lower, top in (*((rate, rate) for rate in _CIRCUMSTANCES), (weak, strong)):
+    for lower, top in (*((rate, rate) for rate in _RATES), (weak, strong)):
         acceptance = {
             pair: Acceptance(top if pair[1] == plain.target else lower, known.hit) for pair, known in guess.items()
         }
@@ -119,7 +119,7 @@ def _with_lower_tau(config: PyramidConfig, tau: float) -> PyramidConfig:
     return config
 
 
-def _dealt(queues: Sequence[list[PyramidConfig]], limit: int) -> list[PyramidConfig]:
+def _round_robin(queues: Sequence[list[PyramidConfig]], limit: int) -> list[PyramidConfig]:
     arms: list[PyramidConfig] = []
     for rank in range(max(map(len, queues))):
         arms += [queue[rank] for queue in queues if rank < len(queue)]

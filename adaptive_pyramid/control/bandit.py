@@ -12,19 +12,19 @@ from policies import Exp3, Policy
 
 from ..config import PyramidConfig
 from ..stats import BlockStats, nanmean
-from .guarded import GuardedController
+from .conservative import ConservativeController
 from .pool import Pool
 from .reward import SpeedReward
 
 CONTEXT_DIM = 4
 
 
-class BanditController(GuardedController):
+class BanditController(ConservativeController):
     """Any policy of `policies` over the arms, rewarded by speed.
 
     Args:
         arms: configs. policy: over as many arms; priors are its constructor's business.
-        reward: from a block and its steady seconds to [0, 1]. pool: as in `GuardedController`.
+        reward: from a block and its steady seconds to [0, 1]. pool: as in `ConservativeController`.
     """
 
     def __init__(self, arms: Sequence[PyramidConfig], policy: Policy, reward: SpeedReward, pool: Pool) -> None:
@@ -40,19 +40,19 @@ class BanditController(GuardedController):
     def _rank(self) -> Iterable[int]:
         self._selected = self.policy.select(self._context)
         yield self._selected
-        # What the account cannot pay for is replaced by the best known arm that it can.
+        # What the exploration budget cannot pay for is replaced by the best known arm that it can.
         yield from np.nan_to_num(-self.policy.means, nan=math.inf).argsort(kind="stable").tolist()
 
     def _reason(self, arm: int) -> str:
         return (
             f"{self.policy.name} chose it"
             if arm == self._selected
-            else "best known among those the account can pay for"
+            else "best known among those the exploration budget can pay for"
         )
 
     def _learn(self, block: BlockStats, arm: int) -> None:
         if arm == self._selected or not isinstance(self.policy, Exp3):
-            self.policy.update(arm, self.reward(block, self.meter.steady(block)), self._context)
+            self.policy.update(arm, self.reward(block, self.tracker.steady(block)), self._context)
         self._selected = None
         self._context = context(block, self._context)
 

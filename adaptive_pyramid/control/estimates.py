@@ -22,31 +22,32 @@ import numpy as np
 from ..config import PyramidConfig
 from ..stats import BlockStats, Shadow, Verification, nanmean
 from .arms import LOOKUP, MODEL_PAIR
-from .change import PageHinkley
-from .experience import Experience
+from .change_detection import PageHinkley
 from .forecast import Forecast, Pair, Rates, pairs_of
 from .positions import N_BUCKETS, at_threshold, bucket_of, by_bucket, by_bucket_sums
+from .warm_start import WarmStart
 
 _ENTROPIES = (0.3, 1.0)  # nats: edges between sure, middling and unsure texts
-_MOODS = 3  # values of each of the two moods
+_CONTEXTS = 3  # values of each of the two context features
 _FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])  # how far into a proposal what came before it tells anything
 _PRIOR_WEIGHT = 3.0  # tested positions that a guess is worth
 _NEIGHBOUR_WEIGHT = 20.0  # tested positions that the rate at earlier positions is worth
-_MOOD_WEIGHT = 30.0  # tested positions that the overall rate is worth in a mood
-_HIT_WEIGHT = 5.0  # requests to a lookup that its overall hit rate is worth in a mood
+_CONTEXT_WEIGHT = 30.0  # tested positions that the overall rate is worth in a context bucket
+_HIT_WEIGHT = 5.0  # requests to a lookup that its overall hit rate is worth in a context bucket
 _THROUGH_WEIGHT = 0.5
-_CURIOSITY = 2.0  # how many times more is hoped of a pair never seen
-_KNOWN_WEIGHT = 60.0  # what experience says: less than it has seen, since this text is another one
-_KNOWN_LENGTH = 8
+_UNSEEN_OPTIMISM = 2.0  # a pair never seen is given `optimism` times one plus this
+_WARM_START_WEIGHT = 60.0  # what a warm start says: less than it has seen, since this text is another one
+_WARM_START_LENGTH = 8
 _CHANGED = 0.2  # share of its memory that a pair keeps when its text has changed
 
 
 class Estimates:
-    """Discounted acceptance counts per pair, by position and by mood.
+    """Discounted acceptance counts per pair, by position and by context bucket.
 
     Easy and hard stretches of text come in runs, so what the last block showed tells something about the next one. Two
-    moods of three values each: the target's entropy (sure, middling, unsure) and how the last proposal to it fared (refused
-    at once; in part, or there was none; not at all). Acceptance in a mood shifts the estimate, the less the further into the proposal.
+    context features of three values each: the target's entropy (sure, middling, unsure) and how the last proposal to it
+    fared (refused at once; in part, or there was none; not at all); a pair of values is a context bucket. Acceptance in a
+    context bucket shifts the estimate, the less the further into the proposal.
 
     Args:
         forecast: names the pairs. model_tiers: tiers with a model. greedy: whether a distance above 0 means refusal.
@@ -75,12 +76,13 @@ class Estimates:
             self._siblings.setdefault(pair._replace(tau=0.0), []).append(i)
         # One row per pair, so that learning and forgetting are one operation; the names are views of its columns.
         n = len(self.pairs)
-        self.counts = np.zeros((n, 2 * N_BUCKETS + 4 * _MOODS))
+        self.counts = np.zeros((n, 2 * N_BUCKETS + 4 * _CONTEXTS))
         self.accepted, self.tested = self.counts[:, :N_BUCKETS], self.counts[:, N_BUCKETS : 2 * N_BUCKETS]
-        self.by_mood = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _MOODS)  # accepted or tested, which mood
+        # [pair, accepted or tested, context feature, its value]
+        self.by_context = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _CONTEXTS)
         # What would be left in the drift bucket, had this pair and threshold spent it alone.
         self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
-        self.asked = np.full((2, self.n_tiers, _MOODS), 1e-9)  # lookups: hits, requests, by how the last one fared
+        self.asked = np.full((2, self.n_tiers, _CONTEXTS), 1e-9)  # lookups: hits, requests, by how the last one fared
         self.filled = np.full((2, self.n_tiers), 1e-9)  # tokens found, tokens asked for
         self._position_bucket = np.array([bucket_of(i) for i in range(forecast.longest)])
         self._is_lookup = np.array([pair.proposer not in model_tiers for pair in self.pairs])
@@ -88,36 +90,36 @@ class Estimates:
         self._lookup_tiers = np.array([tier not in model_tiers for tier in range(self.n_tiers)])
         self._family = self._relatives()
         self._alarms: dict[int, PageHinkley] = {}
-        self._mood = (1, 1)
+        self._context = (1, 1)
         self.changes = 0
 
     # ------------------------------------------------------------------ learning
 
-    def assume(self, experience: Experience) -> None:
-        """Begin with what is known, worth `_KNOWN_WEIGHT` tested positions or requests per pair.
+    def assume(self, warm_start: WarmStart) -> None:
+        """Begin with what is known, worth `_WARM_START_WEIGHT` tested positions or requests per pair.
 
         Of pairs that differ in thresholds alone it is told to the one that it was seen at: the tuned config's, else the
         one without thresholds; the others lean on it.
         """
-        config = experience.config
+        config = warm_start.config
         for i, pair in enumerate(self.pairs):
-            known = experience.acceptance.get(pair[:2])
+            known = warm_start.acceptance.get(pair[:2])
             seen_at = Pair(*pair[:2], owner=pair.owner)
             if config is not None and pair.verifier in config.route[1:]:
                 depth = config.route.index(pair.verifier)
                 seen_at = next((p for p in pairs_of(config, depth, pair.owner) if p[:2] == pair[:2]), seen_at)
             if known is None or pair != seen_at:
                 continue
-            reached = by_bucket_sums(known.rate**position for position in range(_KNOWN_LENGTH))
-            tested = _KNOWN_WEIGHT * reached / reached.sum()
+            reached = by_bucket_sums(known.rate**position for position in range(_WARM_START_LENGTH))
+            tested = _WARM_START_WEIGHT * reached / reached.sum()
             self.tested[i] += tested
             self.accepted[i] += known.rate * tested
             if self._lookup_tiers[pair.proposer]:
-                self.asked[:, pair.proposer] += _KNOWN_WEIGHT / _MOODS * np.array([[known.hit], [1.0]])
+                self.asked[:, pair.proposer] += _WARM_START_WEIGHT / _CONTEXTS * np.array([[known.hit], [1.0]])
 
     def start(self) -> None:
-        """Another text begins: its mood is unknown and its drift bucket empty."""
-        self._mood = (1, 1)
+        """Another text begins: its context is unknown and its drift bucket empty."""
+        self._context = (1, 1)
         self._buckets = [math.inf if balance == math.inf else 0.0 for balance in self._buckets]
 
     def observe(self, block: BlockStats, greedy: bool, arm: int) -> None:
@@ -142,20 +144,20 @@ class Estimates:
             if len(config.route) > 2 and not isinstance(config.route[0], tuple):
                 self._through(config, block)
         if block.verifications:
-            self._feel(block.verifications[-1])
+            self._update_context(block.verifications[-1])
 
-    def _feel(self, top: Verification) -> None:
-        sure = self._mood[0]
+    def _update_context(self, top: Verification) -> None:
+        sure = self._context[0]
         level = nanmean(top.entropy[: top.accepted + 1])
         if not math.isnan(level):
             sure = int(level > _ENTROPIES[0]) + int(level > _ENTROPIES[1])
         fared = 1 if not top.proposed else 0 if not top.accepted else 1 + (top.accepted == top.proposed)
-        self._mood = (sure, fared)
+        self._context = (sure, fared)
 
     @property
-    def mood(self) -> int:
-        """Number of the mood now."""
-        return self._mood[0] * _MOODS + self._mood[1] if self.counterfactual else 0
+    def context_bucket(self) -> int:
+        """Number of the current context bucket."""
+        return self._context[0] * _CONTEXTS + self._context[1] if self.counterfactual else 0
 
     def _observe_bottom(self, config: PyramidConfig, v: Verification, block: BlockStats) -> None:
         """Who answered: hits and fill of the bottom tiers that were asked."""
@@ -163,8 +165,8 @@ class Estimates:
         for tier in bottom:
             if self._lookup_tiers[tier]:
                 self.asked[:, tier] *= self._keep
-                self.asked[1, tier, self._mood[1]] += 1
-                self.asked[0, tier, self._mood[1]] += v.proposer == tier
+                self.asked[1, tier, self._context[1]] += 1
+                self.asked[0, tier, self._context[1]] += v.proposer == tier
                 if v.proposer == tier:
                     self.filled[:, tier] = self.filled[:, tier] * self._keep + (v.proposed, config.stage(v.tier).length)
             if v.proposer == tier:
@@ -173,8 +175,8 @@ class Estimates:
     def _observe_shadow(self, shadow: Shadow) -> None:
         """A lookup that the target did not ask is as well known as one that it did, up to the end of the block."""
         self.asked[:, shadow.tier] *= self._keep
-        self.asked[1, shadow.tier, self._mood[1]] += 1
-        self.asked[0, shadow.tier, self._mood[1]] += shadow.proposed > 0
+        self.asked[1, shadow.tier, self._context[1]] += 1
+        self.asked[0, shadow.tier, self._context[1]] += shadow.proposed > 0
         i = self._index.get(Pair(shadow.tier, self.target))
         if i is not None and shadow.tested:
             self._add(i, by_bucket(shadow.accepted), by_bucket(shadow.tested))
@@ -194,13 +196,13 @@ class Estimates:
             self._add(i, accepted, tested)
 
     def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], weight: float = 1.0) -> None:
-        moods = [0.0] * (4 * _MOODS)
+        by_context = [0.0] * (4 * _CONTEXTS)
         for kind, value in enumerate((sum(accepted), sum(tested))):
-            for which, mood in enumerate(self._mood):
-                moods[(2 * kind + which) * _MOODS + mood] = value
+            for which, value_now in enumerate(self._context):
+                by_context[(2 * kind + which) * _CONTEXTS + value_now] = value
         row = self.counts[i]
         row *= self._keep**weight
-        row += weight * np.array([*accepted, *tested, *moods])
+        row += weight * np.array([*accepted, *tested, *by_context])
 
     def _through(self, config: PyramidConfig, block: BlockStats) -> None:
         """What a chain of three shows of pairs that it does not run.
@@ -260,7 +262,7 @@ class Estimates:
     # ------------------------------------------------------------------ what is believed
 
     def rates(self, optimism: float) -> Rates:
-        """Opinions for every mood: the mean at rows 2 * mood, some standard deviations above it at 2 * mood + 1.
+        """Opinions for every context bucket: the mean at row 2 * bucket, some standard deviations above it at the next.
 
         Some: `optimism`, and up to twice that more for what was hardly ever seen.
         """
@@ -281,18 +283,18 @@ class Estimates:
         deviation = np.sqrt(np.maximum(0.1, pooled * (1 - pooled)) / (known + 1))
         hit, spread = self._hits()
         fill = np.where(self._lookup_tiers, (self.filled[0] + 4) / (self.filled[1] + 4), 1.0)
-        moods = len(mean)
-        opinions = np.empty((moods, 2, *mean.shape[1:]))
+        contexts = len(mean)
+        opinions = np.empty((contexts, 2, *mean.shape[1:]))
         opinions[:, 0] = mean
-        # Of what was hardly ever seen, more is hoped: a look costs little, and may pay for the rest of the text.
-        hope = optimism * (1 + _CURIOSITY / (1 + known / 4))
-        opinions[:, 1] = mean + (hope * deviation)[:, None]
-        opinions = opinions.clip(0.001, 0.995).reshape(2 * moods, *mean.shape[1:])
-        if moods == 1:
+        # More optimism for what was hardly ever seen: trying it costs little, and may pay for the rest of the text.
+        extra = optimism * (1 + _UNSEEN_OPTIMISM / (1 + known / 4))
+        opinions[:, 1] = mean + (extra * deviation)[:, None]
+        opinions = opinions.clip(0.001, 0.995).reshape(2 * contexts, *mean.shape[1:])
+        if contexts == 1:
             hit, spread = hit[1:2], spread[1:2]
         else:
-            hit, spread = np.tile(hit, (_MOODS, 1)), np.tile(spread, (_MOODS, 1))
-        hits = np.stack([hit, np.minimum(1.0, hit + optimism * spread)], axis=1).reshape(2 * moods, -1)
+            hit, spread = np.tile(hit, (_CONTEXTS, 1)), np.tile(spread, (_CONTEXTS, 1))
+        hits = np.stack([hit, np.minimum(1.0, hit + optimism * spread)], axis=1).reshape(2 * contexts, -1)
         return Rates(opinions.take(self._position_bucket, axis=2), hits, np.minimum(1.0, fill))
 
     def _hits(self) -> tuple[np.ndarray, np.ndarray]:
@@ -304,10 +306,11 @@ class Estimates:
         return np.where(self._lookup_tiers, hit, 1.0), np.where(self._lookup_tiers, spread, 0.0)
 
     def _shifts(self, prior: np.ndarray) -> np.ndarray:
-        """How much acceptance differs from its overall rate in every mood, [moods, pairs]."""
-        total = self.by_mood.sum(axis=3, keepdims=True)
+        """How much acceptance differs from its overall rate in every context bucket, [contexts, pairs]."""
+        total = self.by_context.sum(axis=3, keepdims=True)
         overall = (total[:, 0] + _PRIOR_WEIGHT * prior[:, None, None]) / (total[:, 1] + _PRIOR_WEIGHT)
-        shift = (self.by_mood[:, 0] + _MOOD_WEIGHT * overall) / (self.by_mood[:, 1] + _MOOD_WEIGHT) - overall
+        accepted, tested = self.by_context[:, 0], self.by_context[:, 1]
+        shift = (accepted + _CONTEXT_WEIGHT * overall) / (tested + _CONTEXT_WEIGHT) - overall
         return (shift[:, 0, :, None] + shift[:, 1, None, :]).reshape(len(prior), -1).T
 
     def _relatives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -351,7 +354,7 @@ class Estimates:
         return {
             **arrays,
             "pairs": [[*pair[:3], list(pair.lower), pair.owner] for pair in self.pairs],
-            "mood": list(self._mood),
+            "context": list(self._context),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -366,7 +369,8 @@ class Estimates:
                 )
         for name, array in arrays.items():
             getattr(self, name)[:] = array
-        self._mood = (int(state["mood"][0]), int(state["mood"][1]))
+        context = state["context"] if "context" in state else state["mood"]  # the key of versions before 0.2
+        self._context = (int(context[0]), int(context[1]))
 
 
 _SAVED = ("counts", "asked", "filled")

@@ -10,20 +10,22 @@ import numpy as np
 from ..config import PyramidConfig, Route
 from ..stats import BlockStats
 from ..throughput import Acceptance, ThroughputModel, insertion_advice
+from .conservative import ConservativeController
 from .controller import RequestInfo
 from .estimates import Estimates
 from .forecast import Forecast
-from .guarded import GuardedController
 from .pool import Pool
 
 _RESIDUAL_WEIGHT = 30.0  # blocks of an arm before its own residuals count as much as the formula
 _RESIDUAL_KEEP = 0.98
-_TRUST = 0.9  # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
+_TUNED_FACTOR = (
+    0.9  # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
+)
 _REPLAN = 4  # blocks a forecast is good for, once there have been `_YOUNG` of them
 _YOUNG = 16
 
 
-class PlannerController(GuardedController):
+class PlannerController(ConservativeController):
     """Runs the arm that the throughput formula expects to be fastest over the rest of the request.
 
     A block improves the estimates of most arms, not only of the one that ran (`Estimates`). What the formula misses of
@@ -32,7 +34,7 @@ class PlannerController(GuardedController):
     that `optimism` standard deviations more would make it the best.
 
     Args:
-        arms, pool: as in `GuardedController`. drift_budget: per token, or None.
+        arms, pool: as in `ConservativeController`. drift_budget: per token, or None.
         counterfactual: False lets an arm learn from its own blocks only (for comparison).
     """
 
@@ -48,7 +50,7 @@ class PlannerController(GuardedController):
     ) -> None:
         super().__init__(arms, pool)
         self.optimism = optimism
-        # The shortened versions that the ladder may run are forecast too; the arms come first.
+        # The shortened versions that `LENGTH_STEPS` allows are forecast too; the arms come first.
         configs, owners = list(self.arms), list(range(len(self.arms)))
         for arm in range(len(self.arms)):
             for version in self._versions[arm].values():
@@ -58,8 +60,8 @@ class PlannerController(GuardedController):
         self._row = {config: row for row, config in reversed(list(enumerate(configs)))}
         self.forecast = Forecast(configs, None if counterfactual else owners)
         self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
-        if pool.experience is not None:
-            self.estimates.assume(pool.experience)
+        if pool.warm_start is not None:
+            self.estimates.assume(pool.warm_start)
         self._residual = np.zeros((2, 2, len(configs)))  # (tokens, seconds) x (measured, predicted), sums per config
         self._seen = 0  # blocks learned from; planned: of these, when the forecast was made
         self._predict()
@@ -76,8 +78,8 @@ class PlannerController(GuardedController):
         row = self._row[self._config]
         residual = self._residual[:, :, row]
         residual *= _RESIDUAL_KEEP
-        residual[:, 0] += (block.tokens, self.meter.steady(block))
-        residual[:, 1] += self._formula[self.estimates.mood][:, row]
+        residual[:, 0] += (block.tokens, self.tracker.steady(block))
+        residual[:, 1] += self._formula[self.estimates.context_bucket][:, row]
         self.estimates.observe(block, greedy=not self.request.do_sample, arm=arm)
         self._seen += 1
 
@@ -87,52 +89,56 @@ class PlannerController(GuardedController):
             or self.estimates.changes != self._changes
         ):
             self._predict()
-        entry = np.array([self.meter.entry(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
-        self._ranked = self._per_token[self.estimates.mood][:, : len(self.arms)] + entry  # [mean or hoped for, arm]
-        return (self._ranked[1] * self._trust).argsort(kind="stable").tolist()
+        entry = np.array([self.tracker.catch_up(tiers) for tiers in self._drafters])[self._drafters_of] / self._horizon
+        self._ranked = (
+            self._per_token[self.estimates.context_bucket][:, : len(self.arms)] + entry
+        )  # [mean or at best, arm]
+        return (self._ranked[1] * self._tuned_factor).argsort(kind="stable").tolist()
 
     def _reason(self, arm: int) -> str:
-        expected, hoped = self._ranked[:, arm]
+        expected, at_best = self._ranked[:, arm]
         best = int(self._ranked[0].argmin())
         if arm != best and self.arms[arm] == self._tuned:
             return f"tuned: {1 / expected:.1f} tokens/s expected"
         if arm == best:
             alone = "" if self.fallback is None else f", target alone {1 / self._ranked[0, self.fallback]:.1f}"
             return f"fastest: {1 / expected:.1f} tokens/s expected{alone}"
-        return f"unsure: {1 / expected:.1f} to {1 / hoped:.1f} tokens/s, best known {1 / self._ranked[0, best]:.1f}"
+        return f"unsure: {1 / expected:.1f} to {1 / at_best:.1f} tokens/s, best known {1 / self._ranked[0, best]:.1f}"
 
     @property
     def _horizon(self) -> int:
         """Tokens still expected: as many as there have been, within what is allowed."""
         return min(max(1, self.request.max_new_tokens - self._position), max(64, self._position))
 
-    def _hoped(self, config: PyramidConfig) -> float:
-        entry = self.meter.entry(config.tiers[:-1]) / self._horizon
-        return float(self._per_token[self.estimates.mood, 1, self._row[config]]) + entry
+    def _optimistic(self, config: PyramidConfig) -> float:
+        entry = self.tracker.catch_up(config.tiers[:-1]) / self._horizon
+        return float(self._per_token[self.estimates.context_bucket, 1, self._row[config]]) + entry
 
     def _predict(self) -> None:
-        """The formula for every mood, corrected by what it missed of each config so far."""
+        """The formula for every context bucket, corrected by what it missed of each config so far."""
         # Tuning has explored for this text, as long as it is the kind of text that tuning has seen.
-        self._tuned = self.pool.experience.config if self.pool.experience and not self.estimates.changes else None
+        self._tuned = self.pool.warm_start.config if self.pool.warm_start and not self.estimates.changes else None
         rates = self.estimates.rates(self.optimism if self._tuned is None else 0.0)
-        self._trust = np.array([_TRUST if arm == self._tuned else 1.0 for arm in self.arms])
-        costs = self.forecast.costs(self.meter.costs, self.meter.per_verification, self.meter.per_draft)
+        self._tuned_factor = np.array([_TUNED_FACTOR if arm == self._tuned else 1.0 for arm in self.arms])
+        costs = self.forecast.costs(self.tracker.costs, self.tracker.per_verification, self.tracker.per_draft)
         n = len(self._row)
-        both = np.stack(self.forecast.evaluate(rates, costs)).reshape(2, -1, 2, n)  # tokens or seconds, mood, opinion
+        both = np.stack(self.forecast.evaluate(rates, costs)).reshape(
+            2, -1, 2, n
+        )  # tokens or seconds, context bucket, opinion
         measured, formula = self._residual[:, 0], self._residual[:, 1]
         typical = _RESIDUAL_WEIGHT * both[:, 0, 0]
         ratio = (measured + typical) / (formula + typical)
         corrected = both * ratio[:, None, None]
-        self._per_token = corrected[1] / corrected[0]  # seconds, [mood, opinion, config]
-        self._formula = both[:, :, 0].transpose(1, 0, 2)  # [mood, tokens or seconds, config]
+        self._per_token = corrected[1] / corrected[0]  # seconds, [context bucket, opinion, config]
+        self._formula = both[:, :, 0].transpose(1, 0, 2)  # [context bucket, tokens or seconds, config]
         self._expected = corrected[:, :, 0].transpose(1, 0, 2)
         self._planned, self._changes = self._seen, self.estimates.changes
 
     def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
-        if not self.meter.calibrated:
+        if not self.tracker.calibrated:
             return None, None
-        tokens, seconds = self._expected[self.estimates.mood][:, self._row[config]].tolist()
-        return seconds + self.meter.entry(config.tiers[:-1]), tokens
+        tokens, seconds = self._expected[self.estimates.context_bucket][:, self._row[config]].tolist()
+        return seconds + self.tracker.catch_up(config.tiers[:-1]), tokens
 
     # ------------------------------------------------------------------ what it says
 
@@ -144,20 +150,22 @@ class PlannerController(GuardedController):
 
     def _outlook(self, route: Route) -> float:
         return 1 / min(
-            self._per_token[self.estimates.mood, 0, row] for config, row in self._row.items() if config.route == route
+            self._per_token[self.estimates.context_bucket, 0, row]
+            for config, row in self._row.items()
+            if config.route == route
         )
 
     def _advice(self, route: Route) -> str | None:
         """What dropping the tier above the bottom would do, for the deep route that ran most."""
-        per_token = self._per_token[self.estimates.mood, 0]
+        per_token = self._per_token[self.estimates.context_bucket, 0]
         config = min((arm for arm in self.arms if arm.route == route), key=lambda arm: per_token[self._row[arm]])
         rates = self.estimates.rates(0.0)
         acceptance: dict[tuple[int, int], Acceptance] = {}
-        for pair, curve in zip(self.estimates.pairs, rates.accept[2 * self.estimates.mood]):
+        for pair, curve in zip(self.estimates.pairs, rates.accept[2 * self.estimates.context_bucket]):
             if pair[:2] not in acceptance or not (pair.tau or pair.lower):
                 hit, fill = rates.hit[0, pair.proposer], rates.fill[pair.proposer]
                 acceptance[pair[:2]] = Acceptance(float(curve[:4].mean()), float(hit), float(fill))
-        model = ThroughputModel(self.meter.costs, acceptance, self.meter.per_verification)
+        model = ThroughputModel(self.tracker.costs, acceptance, self.tracker.per_verification)
         try:
             return str(insertion_advice(model, config, config.route[1]))
         except KeyError:  # without that tier the route has a pair that no arm has

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..config import Route, all_routes
 from ..throughput import CostModel
-from .experience import Experience
+from .warm_start import WarmStart
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,18 @@ class Pool:
     Args:
         n_tiers: how many. model_tiers: those with a model of their own (the others only stand at the bottom of routes).
         costs: forward times. measured: False while they are only proportional to the bytes a forward reads.
-        experience: what is known of acceptance before the first block, or None.
+        warm_start: what is known of acceptance before the first block, or None.
     """
 
     n_tiers: int
     model_tiers: tuple[int, ...]
     costs: CostModel
     measured: bool
-    experience: Experience | None = None
+    warm_start: WarmStart | None = None
 
     @classmethod
     def of(
-        cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None, experience: Experience | None = None
+        cls, n_tiers: int, weights: Mapping[int, int], costs: CostModel | None, warm_start: WarmStart | None = None
     ) -> Pool:
         """A pool from each model tier's weight bytes and, if known, measured costs.
 
@@ -44,7 +44,7 @@ class Pool:
                     for tier, size in weights.items()
                 }
             )
-        return cls(n_tiers, tuple(sorted(weights)), costs, measured, experience)
+        return cls(n_tiers, tuple(sorted(weights)), costs, measured, warm_start)
 
     def routes(self) -> list[Route]:
         """Every chain this pool can run: model-less tiers only at the bottom; then fall-through bottoms."""

@@ -10,7 +10,7 @@ from ..throughput import Acceptance, expected_tokens
 
 
 @dataclass(frozen=True)
-class Experience:
+class WarmStart:
     """Where control starts instead of at guesses.
 
     Args:
@@ -32,7 +32,7 @@ class Experience:
         lengths: Mapping[int, float],
         seconds: float,
         model_tiers: Container[int],
-    ) -> Experience:
+    ) -> WarmStart:
         """From what was measured of one config: verifying tier -> acceptance rate, and -> tokens per verification.
 
         How often a lookup answers follows from L = 1 + hit (E(a, l) - 1). Below a fall-through they tell of the mixture

@@ -14,7 +14,7 @@ from .controller import RequestInfo
 from .pool import Pool
 
 
-class Meter:
+class CostTracker:
     """Prices in seconds, from a cost table that every block corrects.
 
     Attributes:
@@ -30,8 +30,8 @@ class Meter:
         self.per_verification = 0.0
         self.per_draft = 0.0
         self._cached: dict[int, int] = {}
-        self._entries: dict[int, float] = {}  # per tier, since the last block
-        self._bills: dict[PyramidConfig, _Bill] = {}
+        self._catch_ups: dict[int, float] = {}  # per tier, since the last block
+        self._worst_cases: dict[PyramidConfig, _BlockForwards] = {}
         self._prefill = 1.0  # seconds of a long forward over what the table extrapolates
         self._prefill_looks = self._rests = 0
         self._prefills: list[Forward] = []  # not learned from yet: what they cost is known relative to short forwards
@@ -40,11 +40,11 @@ class Meter:
         """A new text: of what a tier has cached, at most what the target can reuse is still good."""
         self._cached = {tier: min(cached, request.reused) for tier, cached in self._cached.items()}
         self.context = request.prompt_length
-        self._entries.clear()
+        self._catch_ups.clear()
 
     def observe(self, block: BlockStats) -> None:
         self.context = block.context + block.tokens
-        self._entries.clear()
+        self._catch_ups.clear()
         for forward in block.forwards:
             self._cached[forward.tier] = forward.context + forward.width
             if not forward.is_prefill:
@@ -90,7 +90,7 @@ class Meter:
         """Seconds per token without any draft."""
         return self.costs.seconds(self.target, 1) + self.per_verification
 
-    def fair(self, block: BlockStats) -> float:
+    def target_only_seconds(self, block: BlockStats) -> float:
         """Seconds target-only decoding would have taken for the block's tokens, its prefill included."""
         if len(block.config.route) == 1:
             return block.seconds
@@ -106,27 +106,27 @@ class Meter:
         extra = sum(f.seconds - self.costs.seconds(f.tier, f.needed) for f in block.forwards if f.is_prefill)
         return max(block.seconds - extra, 1e-9)
 
-    def entry(self, tiers: Iterable[int]) -> float:
+    def catch_up(self, tiers: Iterable[int]) -> float:
         """Seconds for the caches of `tiers` to catch up with the text."""
         total = 0.0
         for tier in tiers:
-            price = self._entries.get(tier)
+            price = self._catch_ups.get(tier)
             if price is None:
                 lag = self.context - self._cached.get(tier, 0)
                 price = 0.0
                 if tier != self.target and lag > 2:  # a lag of one token, and one more in hand, is normal
                     price = max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
-                self._entries[tier] = price
+                self._catch_ups[tier] = price
             total += price
         return total
 
-    def worst(self, config: PyramidConfig) -> float:
+    def worst_case(self, config: PyramidConfig) -> float:
         """Seconds of one block in which every tier refuses everything, so that it emits one token; entry included."""
-        bill = self._bills.get(config)
-        if bill is None:
-            bill = self._bills[config] = _worst_bill(config, len(config.route) - 1, self.costs.table)
-        total = self.entry(bill.tiers) + bill.verifications * self.per_verification + bill.drafts * self.per_draft
-        for (tier, width), count in bill.forwards.items():
+        work = self._worst_cases.get(config)
+        if work is None:
+            work = self._worst_cases[config] = _all_rejected(config, len(config.route) - 1, self.costs.table)
+        total = self.catch_up(work.tiers) + work.verifications * self.per_verification + work.drafts * self.per_draft
+        for (tier, width), count in work.forwards.items():
             total += count * self.costs.seconds(tier, width)
         return total
 
@@ -146,7 +146,7 @@ class Meter:
 
 
 @dataclass
-class _Bill:
+class _BlockForwards:
     """The forwards of a block, by (tier, width)."""
 
     tiers: tuple[int, ...]
@@ -155,24 +155,24 @@ class _Bill:
     drafts: int = 0
 
 
-def _worst_bill(config: PyramidConfig, depth: int, models: Container[int]) -> _Bill:
+def _all_rejected(config: PyramidConfig, depth: int, models: Container[int]) -> _BlockForwards:
     """One round at `route[depth]`, everything refused: a tier that is asked for n tokens needs n rounds to emit them."""
-    bill = _Bill(config.tiers[:-1], verifications=1)
+    work = _BlockForwards(config.tiers[:-1], verifications=1)
     tier = config.route[depth]
     if depth == 0:
-        bill.forwards[tier, 1] = 1
-        return bill
+        work.forwards[tier, 1] = 1
+        return work
     length, below = config.stage(tier).length, config.route[depth - 1]
-    bill.forwards[tier, length + 1] = 1
+    work.forwards[tier, length + 1] = 1
     if depth > 1:
-        inner = _worst_bill(config, depth - 1, models)
+        inner = _all_rejected(config, depth - 1, models)
         for forward, count in inner.forwards.items():
-            bill.forwards[forward] += length * count
-        bill.verifications += length * inner.verifications
-        bill.drafts = length * inner.drafts
+            work.forwards[forward] += length * count
+        work.verifications += length * inner.verifications
+        work.drafts = length * inner.drafts
     else:
         drafting = [t for t in (below if isinstance(below, tuple) else (below,)) if t in models]
         if drafting:  # of a fall-through bottom, the dearest
-            bill.forwards[drafting[-1], 1] += length
-            bill.drafts = length
-    return bill
+            work.forwards[drafting[-1], 1] += length
+            work.drafts = length
+    return work

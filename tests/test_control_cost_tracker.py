@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import RequestInfo
-from adaptive_pyramid.control.meter import Meter
+from adaptive_pyramid.control.cost_tracker import CostTracker
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.stats import BlockStats, Decision, Forward, GenerationStats, Verification
 from adaptive_pyramid.throughput import CostModel
@@ -36,8 +36,8 @@ def block(
     )
 
 
-def meter(measured: bool = True) -> Meter:
-    made = Meter(Pool(2, (0, 1), CostModel(COSTS), measured))
+def tracker(measured: bool = True) -> CostTracker:
+    made = CostTracker(Pool(2, (0, 1), CostModel(COSTS), measured))
     made.start(RequestInfo(100, 50))
     return made
 
@@ -65,8 +65,8 @@ def test_outliers_hardly_move_the_table() -> None:
 
 
 def test_calibration() -> None:
-    assert meter().calibrated
-    guessed = meter(measured=False)
+    assert tracker().calibrated
+    guessed = tracker(measured=False)
     for _ in range(2):
         assert not guessed.calibrated
         guessed.observe(block(ALONE, [Forward(1, 1, 1, 100, 0.1)], 1, 100))
@@ -74,7 +74,7 @@ def test_calibration() -> None:
 
 
 def test_target_only_time_is_learned_between_models_too() -> None:
-    seen = meter()
+    seen = tracker()
     for _ in range(60):
         seen.observe(block(ALONE, [Forward(1, 1, 1, 100, 0.1)], 1, 100, outside=0.004))
         drafts = [Forward(0, 1, 1, 100 + i, 0.01) for i in range(4)]
@@ -84,48 +84,48 @@ def test_target_only_time_is_learned_between_models_too() -> None:
 
 
 def test_prefill_is_no_fault_of_the_block() -> None:
-    seen = meter()
+    seen = tracker()
     forwards = [Forward(0, 100, 1, 0, 0.3), Forward(0, 1, 1, 100, 0.01), Forward(1, 102, 3, 0, 2.0)]
     prefill = block(TWO, forwards, 2, 100)
     seen.observe(prefill)
     assert seen.steady(prefill) == pytest.approx(0.01 + 0.01 + seen.costs.seconds(1, 3))
     # target-only decoding would have paid for the target's prefill, not for the draft's
-    assert seen.fair(prefill) == pytest.approx(2 * seen.target_only + 2.0 - seen.costs.seconds(1, 3))
-    assert seen.fair(block(ALONE, [Forward(1, 1, 1, 100, 0.123)], 1, 100)) == 0.123
+    assert seen.target_only_seconds(prefill) == pytest.approx(2 * seen.target_only + 2.0 - seen.costs.seconds(1, 3))
+    assert seen.target_only_seconds(block(ALONE, [Forward(1, 1, 1, 100, 0.123)], 1, 100)) == 0.123
 
 
 def test_long_forwards_are_priced_by_the_targets_own() -> None:
-    seen = meter()
-    before = seen.entry((0,))
+    seen = tracker()
+    before = seen.catch_up((0,))
     seen.observe(block(ALONE, [Forward(1, 100, 1, 0, 3 * seen.costs.seconds(1, 100))], 1, 100))
-    assert seen.entry((0,)) == pytest.approx(3 * (before + 0.01) - 0.01, rel=0.05)
+    assert seen.catch_up((0,)) == pytest.approx(3 * (before + 0.01) - 0.01, rel=0.05)
 
 
 def test_entry_grows_with_the_lag_of_a_cache() -> None:
-    seen = meter()
-    cold = seen.entry((0,))
+    seen = tracker()
+    cold = seen.catch_up((0,))
     assert cold == pytest.approx(seen.costs.seconds(0, 100) - 0.01)
     seen.observe(block(TWO, [Forward(0, 100, 1, 0, 0.15), Forward(1, 101, 2, 0, 1.0)], 1, 100))
-    assert seen.entry((0,)) == 0
+    assert seen.catch_up((0,)) == 0
     for i in range(20):
         seen.observe(block(ALONE, [Forward(1, 1, 1, 101 + i, 0.1)], 1, 101 + i))
-    assert 0 < seen.entry((0,)) < cold
-    assert seen.entry((1,)) == 0
+    assert 0 < seen.catch_up((0,)) < cold
+    assert seen.catch_up((1,)) == 0
     seen.start(RequestInfo(100, 50, reused=60))
-    lag_of_40 = seen.entry((0,))
+    lag_of_40 = seen.catch_up((0,))
     seen.start(RequestInfo(100, 50))
-    assert lag_of_40 < seen.entry((0,))
+    assert lag_of_40 < seen.catch_up((0,))
 
 
 def test_worst_case_of_a_block() -> None:
     costs = {0: {1: 1.0}, 1: {1: 10.0}, 2: {1: 100.0}}
-    seen = Meter(Pool(3, (0, 1, 2), CostModel(costs), True))
+    seen = CostTracker(Pool(3, (0, 1, 2), CostModel(costs), True))
     seen.start(RequestInfo(1, 50))
-    assert seen.worst(PyramidConfig.simple([4, 6], route=(2,))) == 100
-    assert seen.worst(PyramidConfig.simple([4, 6], route=(0, 2))) == 6 + 100
+    assert seen.worst_case(PyramidConfig.simple([4, 6], route=(2,))) == 100
+    assert seen.worst_case(PyramidConfig.simple([4, 6], route=(0, 2))) == 6 + 100
     # the qualifier refuses every first token: six rounds of four drafts each
-    assert seen.worst(PyramidConfig.simple([4, 6])) == 6 * (4 + 10) + 100
-    assert seen.worst(PyramidConfig.simple([4, 6], route=((0, 1), 2))) == 6 * 10 + 100
+    assert seen.worst_case(PyramidConfig.simple([4, 6])) == 6 * (4 + 10) + 100
+    assert seen.worst_case(PyramidConfig.simple([4, 6], route=((0, 1), 2))) == 6 * 10 + 100
 
 
 def test_prediction_alarm() -> None:

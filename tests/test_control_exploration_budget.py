@@ -1,14 +1,14 @@
-"""Never slower: at every block, time above target-only decoding stays within the account."""
+"""Never slower: at every block, time above target-only decoding stays within the budget."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 
-from adaptive_pyramid.control.account import Account
-from adaptive_pyramid.control.defaults import Pool, default_config, make_controller
+from adaptive_pyramid.control.exploration_budget import ExplorationBudget
+from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import WIDTHS, CostModel
 
@@ -17,35 +17,36 @@ def row(first: float, slope: float) -> dict[int, float]:
     return {width: first * (1 + slope * (width - 1)) for width in WIDTHS}
 
 
-def overdrafts(plant: Plant, controller, requests: int, tokens: int, prompt: int) -> list[float]:
+def overdrafts(environment: SimulatedEnvironment, controller, requests: int, tokens: int, prompt: int) -> list[float]:
     """Per block: seconds lost so far against target-only decoding, less 2 % of the elapsed ones."""
-    alone = plant.costs.seconds(plant.target, 1) + plant.overhead
+    alone = environment.costs.seconds(environment.target, 1) + environment.overhead
     lost, elapsed, found = 0.0, 0.0, []
 
     def book(block: BlockStats) -> None:
         nonlocal lost, elapsed
         prefill = sum(
-            f.seconds - plant.costs.seconds(f.tier, f.needed)
+            f.seconds - environment.costs.seconds(f.tier, f.needed)
             for f in block.forwards
-            if f.tier == plant.target and f.is_prefill
+            if f.tier == environment.target and f.is_prefill
         )
         lost += block.seconds - prefill - alone * block.tokens
         elapsed += block.seconds
         found.append(lost - 0.02 * elapsed)
 
     for _ in range(requests):
-        run(plant, controller, tokens, prompt, on_block=book)
+        run(environment, controller, tokens, prompt, on_block=book)
     return found
 
 
-def shortest_probes(plant: Plant, drafts: list[int], context: int) -> list[float]:
+def shortest_probes(environment: SimulatedEnvironment, drafts: list[int], context: int) -> list[float]:
     """What the first look at each draft costs if it is refused, with `context` tokens to catch up with."""
     return [
-        plant.costs.seconds(tier, context) + plant.costs.seconds(2, 2) - plant.costs.seconds(2, 1) for tier in drafts
+        environment.costs.seconds(tier, context) + environment.costs.seconds(2, 2) - environment.costs.seconds(2, 1)
+        for tier in drafts
     ]
 
 
-plants = st.fixed_dictionaries(
+environments = st.fixed_dictionaries(
     {
         "draft": st.floats(0.05, 1.2),
         "qualifier": st.floats(0.05, 1.2),
@@ -62,83 +63,85 @@ plants = st.fixed_dictionaries(
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(case=plants)
-def test_the_account_is_never_overdrawn(case: dict) -> None:
+@given(case=environments)
+def test_the_budget_is_never_overdrawn(case: dict) -> None:
     costs = {
         0: row(0.04 * case["draft"], case["slope"]),
         1: row(0.04 * case["qualifier"], case["slope"]),
         2: row(0.04, case["slope"]),
     }
     regimes = [Regime({0: case["agree_draft"], 1: case["agree_qualifier"]}, tokens=150), Regime({0: 0.0, 1: 0.0})]
-    plant = Plant(costs, regimes if case["shift"] else regimes[:1], seed=case["seed"], noise=0.0, overhead=0.0)
+    environment = SimulatedEnvironment(
+        costs, regimes if case["shift"] else regimes[:1], seed=case["seed"], noise=0.0, overhead=0.0
+    )
     controller = make_controller(
         case["name"], None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), measured=True)
     )
-    worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
-    assert worst <= min(shortest_probes(plant, [0, 1], case["prompt"] + case["tokens"])) + 1e-9
+    worst = max(overdrafts(environment, controller, 2, case["tokens"], case["prompt"]))
+    assert worst <= min(shortest_probes(environment, [0, 1], case["prompt"] + case["tokens"])) + 1e-9
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(case=plants)
+@given(case=environments)
 def test_without_measured_costs_the_first_looks_may_be_mispriced(case: dict) -> None:
-    """A guessed cost may be wrong before the first look, and only then: some looks more than the account allows."""
+    """A guessed cost may be wrong before the first look, and only then: some looks more than the budget allows."""
     costs = {
         0: row(0.04 * case["draft"], case["slope"]),
         1: row(0.04 * case["qualifier"], case["slope"]),
         2: row(0.04, case["slope"]),
     }
-    plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], seed=case["seed"], noise=0.0)
+    environment = SimulatedEnvironment(costs, [Regime({0: 0.0, 1: 0.0})], seed=case["seed"], noise=0.0)
     controller = make_controller(case["name"], None, default_config(3), Pool.of(3, {0: 10, 1: 30, 2: 100}, None))
-    worst = max(overdrafts(plant, controller, 2, case["tokens"], case["prompt"]))
-    assert worst <= 1.5 * sum(shortest_probes(plant, [0, 1], case["prompt"] + case["tokens"]))
+    worst = max(overdrafts(environment, controller, 2, case["tokens"], case["prompt"]))
+    assert worst <= 1.5 * sum(shortest_probes(environment, [0, 1], case["prompt"] + case["tokens"]))
 
 
 @pytest.mark.parametrize("prompt", [16, 64, 1000])
 def test_useless_drafts_cost_two_per_cent(prompt: int) -> None:
     costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
     for tokens in (100, 800):
-        plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
+        environment = SimulatedEnvironment(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
         stats = run(
-            plant,
+            environment,
             make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True)),
             tokens,
             prompt,
         )
-        alone = tokens * 0.040 + plant.costs.seconds(2, prompt) - 0.040
+        alone = tokens * 0.040 + environment.costs.seconds(2, prompt) - 0.040
         assert alone / stats.seconds >= 0.98
         assert any("target worked alone" in note for note in stats.notes)
 
 
 @pytest.mark.parametrize("share", [0.005, 0.05])
-def test_controls_own_time_is_paid_from_the_account(share: float) -> None:
+def test_controls_own_time_is_paid_from_the_budget(share: float) -> None:
     """What is left for looks is 2 % less what control itself takes; a control that takes more looks once and no more."""
     costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
-    plant = Plant(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
+    environment = SimulatedEnvironment(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
     controller = make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True))
-    config, blocks = controller.start(plant.start(16, 400)), []
-    while not plant.finished:
-        blocks.append(plant.step(config))
+    config, blocks = controller.start(environment.start(16, 400)), []
+    while not environment.finished:
+        blocks.append(environment.step(config))
         config = controller.step(blocks[-1])
         blocks[-1].control_seconds = 0.040 * share
-    alone = 400 * 0.040 + plant.costs.seconds(2, 16) - 0.040
+    alone = 400 * 0.040 + environment.costs.seconds(2, 16) - 0.040
     looked = sum(block.seconds for block in blocks) - alone
     control = sum(block.control_seconds for block in blocks)
-    probe = max(shortest_probes(plant, [0, 1], 16))
+    probe = max(shortest_probes(environment, [0, 1], 16))
     assert 0 < looked <= max(probe, 0.02 * alone - control + probe)
-    assert controller.account.excess == pytest.approx(looked + control - blocks[-1].control_seconds)
+    assert controller.budget.excess == pytest.approx(looked + control - blocks[-1].control_seconds)
 
 
-def test_account() -> None:
-    account = Account(advance=0.5)
-    account.book(1.0, 1.0)
-    assert account.left(ahead=100.0) == 0.02 + 0.5
-    assert account.left(ahead=10.0) == 0.02 + 0.2  # of the advance what will have been earned by then
-    account.book(1.0, 0.9)
-    assert account.left(ahead=0.0) == pytest.approx(0.04 - 0.1)
-    account.book(1.0, 5.0)  # a gain is credit within the request
-    assert account.left(ahead=0.0) > 3.9
-    account.start()  # of which little is carried over
-    assert account.left(ahead=0.0) == pytest.approx(2 * 0.06)
-    other = Account()
-    other.load_state_dict(account.state_dict())
-    assert other == account
+def test_budget() -> None:
+    budget = ExplorationBudget(advance=0.5)
+    budget.book(1.0, 1.0)
+    assert budget.left(ahead=100.0) == 0.02 + 0.5
+    assert budget.left(ahead=10.0) == 0.02 + 0.2  # of the advance what will have been earned by then
+    budget.book(1.0, 0.9)
+    assert budget.left(ahead=0.0) == pytest.approx(0.04 - 0.1)
+    budget.book(1.0, 5.0)  # a gain is credit within the request
+    assert budget.left(ahead=0.0) > 3.9
+    budget.start()  # of which little is carried over
+    assert budget.left(ahead=0.0) == pytest.approx(2 * 0.06)
+    other = ExplorationBudget()
+    other.load_state_dict(budget.state_dict())
+    assert other == budget

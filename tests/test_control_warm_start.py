@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from simulated import Plant, Regime, run
+from simulated import Regime, SimulatedEnvironment, run
 from tiny import graded_family
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.control.defaults import make_controller
-from adaptive_pyramid.control.experience import Experience
+from adaptive_pyramid.control.factory import make_controller
 from adaptive_pyramid.control.pool import Pool
+from adaptive_pyramid.control.warm_start import WarmStart
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.models import calibration
 from adaptive_pyramid.models.families import Family, TierReport
@@ -71,28 +71,28 @@ def test_a_profile_says_nothing_of_other_decoding(family, changes):
     pyramid = tuned(family)
     pyramid.generate(PROMPT, control="planner", **SETTINGS, **changes)
     (controller,) = pyramid._controllers.values()
-    assert controller.pool.experience is None
+    assert controller.pool.warm_start is None
 
 
-def test_experience_that_is_wrong_about_this_text_is_left():
+def test_warm_start_that_is_wrong_about_this_text_is_left():
     costs = {tier: {1: first, 8: first, 64: first} for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
-    experience = Experience({(0, 1): Acceptance(0.8), (1, 2): Acceptance(0.9)}, 60.0, CONFIG)
-    controller = make_controller("planner", None, CONFIG, Pool(3, (0, 1, 2), CostModel(costs), True, experience))
-    blocks = run(Plant(costs, [Regime({0: 0.02, 1: 0.02})], seed=0), controller, 400).blocks
+    warm_start = WarmStart({(0, 1): Acceptance(0.8), (1, 2): Acceptance(0.9)}, 60.0, CONFIG)
+    controller = make_controller("planner", None, CONFIG, Pool(3, (0, 1, 2), CostModel(costs), True, warm_start))
+    blocks = run(SimulatedEnvironment(costs, [Regime({0: 0.02, 1: 0.02})], seed=0), controller, 400).blocks
     assert blocks[0].config.route == CONFIG.route
     alone = sum(block.config.route == (2,) for block in blocks[-100:])
     assert alone >= 97, "a useless route was kept because it had been tuned"  # now and then it looks again
 
 
-def test_experience_tells_how_often_a_lookup_answers():
+def test_warm_start_tells_how_often_a_lookup_answers():
     config = PyramidConfig.simple([2, 4])
     length = 1 + 0.25 * (expected_tokens(0.8, 2) - 1)
-    known = Experience.tuned(config, {1: 0.8, 2: 0.9}, {1: length, 2: 3.0}, 1.0, model_tiers=(1, 2)).acceptance
+    known = WarmStart.tuned(config, {1: 0.8, 2: 0.9}, {1: length, 2: 3.0}, 1.0, model_tiers=(1, 2)).acceptance
     assert known[0, 1].hit == pytest.approx(0.25) and known[0, 1].rate == 0.8
     assert known[1, 2].hit == 1.0 and known[1, 2].rate == 0.9
-    mixed = Experience.tuned(config.with_route(((0, 1), 2)), {2: 0.7}, {2: 2.0}, 1.0, model_tiers=(1, 2)).acceptance
+    mixed = WarmStart.tuned(config.with_route(((0, 1), 2)), {2: 0.7}, {2: 2.0}, 1.0, model_tiers=(1, 2)).acceptance
     assert set(mixed) == {(1, 2)} and mixed[1, 2].rate == 0.7
-    assert Experience.tuned(config.with_route((2,)), {}, {}, 1.0, (1, 2)).acceptance == {}
+    assert WarmStart.tuned(config.with_route((2,)), {}, {}, 1.0, (1, 2)).acceptance == {}
 
 
 @pytest.mark.parametrize(("do_sample", "rate"), [(False, 0.9), (True, 0.8)])
@@ -107,15 +107,15 @@ def test_a_family_that_knows_its_agreement_need_not_find_out(family, do_sample, 
     pyramid = AdaptivePyramid(known)
     pyramid.generate(PROMPT, do_sample=do_sample, seed=0 if do_sample else None, **SETTINGS)
     (controller,) = pyramid._controllers.values()
-    experience = controller.pool.experience
+    warm_start = controller.pool.warm_start
     assert (
-        experience.acceptance[0, 2].rate == rate
-        and experience.config is None
-        and set(experience.acceptance) == {(0, 2), (1, 2)}
+        warm_start.acceptance[0, 2].rate == rate
+        and warm_start.config is None
+        and set(warm_start.acceptance) == {(0, 2), (1, 2)}
     )
-    assert experience.seconds == calibration.TOKENS * 0.04
+    assert warm_start.seconds == calibration.TOKENS * 0.04
     config = next(arm for arm in controller.arms if arm.route == (0, 2))
-    assert controller._caps[config.route] > 16, "a route whose acceptance is known climbs no ladder"
+    assert controller._caps[config.route] > 16, "a route whose acceptance is known starts at any length"
 
 
 def test_a_state_saved_in_a_profile_is_taken_up(family, tmp_path):
@@ -128,7 +128,7 @@ def test_a_state_saved_in_a_profile_is_taken_up(family, tmp_path):
     second.generate(PROMPT, max_new_tokens=1, eos_token_id=None)
     assert second.state_dict().keys() == pyramid.state_dict().keys()
     ((_, mine),), ((_, theirs),) = pyramid._controllers.items(), second._controllers.items()
-    assert theirs.account.elapsed >= mine.account.elapsed
+    assert theirs.budget.elapsed >= mine.budget.elapsed
 
 
 def test_a_state_that_was_not_used_is_not_lost(family):
@@ -167,7 +167,25 @@ def test_thresholds_are_free_only_below_an_exact_target(family):
 
 
 def test_the_credit_of_tuning_is_counted_once():
-    pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, Experience({(1, 2): Acceptance(0.9)}, 100.0, CONFIG))
+    pool = Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS, WarmStart({(1, 2): Acceptance(0.9)}, 100.0, CONFIG))
     controller = make_controller("planner", None, CONFIG, pool)
-    assert controller.account.elapsed == 100.0 and controller.account.excess == -2.0
-    assert make_controller("planner", None, CONFIG, Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS)).account.elapsed == 0.0
+    assert controller.budget.elapsed == 100.0 and controller.budget.excess == -2.0
+    assert make_controller("planner", None, CONFIG, Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS)).budget.elapsed == 0.0
+
+
+@pytest.mark.parametrize("name", ["planner", "thompson"])
+def test_states_saved_under_the_old_key_names_still_load(name):
+    def controller():
+        return make_controller(name, None, CONFIG, Pool.of(3, {0: 1, 1: 4, 2: 40}, COSTS))
+
+    learned = controller()
+    run(SimulatedEnvironment(COSTS.table, [Regime({0: 0.8, 1: 0.9})], seed=5), learned, 60)
+    state = learned.state_dict()
+    old = {{"cost_tracker": "meter", "exploration_budget": "account"}.get(key, key): state[key] for key in state}
+    if name == "planner":
+        old["learned"]["estimates"]["mood"] = old["learned"]["estimates"].pop("context")
+    loaded = controller()
+    loaded.load_state_dict(json.loads(json.dumps(old)))
+    expected = controller()
+    expected.load_state_dict(learned.state_dict())
+    assert loaded.state_dict() == expected.state_dict() != controller().state_dict()

@@ -1,4 +1,4 @@
-"""What finding out may cost: time above target-only decoding is paid from an account."""
+"""The exploration budget: how much time may be lost against target-only decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import check_keys, check_number
 
 
 @dataclass
-class Account:
+class ExplorationBudget:
     """Keeps `excess <= share * elapsed + advance` at the end of every block, and `excess <= share * elapsed` at the end.
 
     Args:
@@ -18,11 +18,11 @@ class Account:
             target-only decoding would have taken for the same tokens; negative after gains.
         advance: the price of one shortest probe, seconds, without which nothing could start.
 
-    The advance is the price of one shortest probe, and is only paid if the account will have earned it by the end of the
-    request. So a long prompt, which every draft has to read, is not read for a short answer on the off-chance.
+    The advance is the price of one shortest probe, and is only paid if the budget will have earned it by the end of the
+    request. So a draft does not read a long prompt for a short answer.
 
     Gains pay back losses and earn credit, but from one request to the next at most `share * elapsed` of credit is
-    carried: what an earlier text gained is no licence to waste time on this one.
+    carried over: a gain on an earlier text must not pay for a large loss on this one.
     """
 
     share: float = 0.02
@@ -39,10 +39,10 @@ class Account:
         self.elapsed += seconds
         self.excess -= self.share * seconds
 
-    def book(self, seconds: float, fair: float) -> None:
-        """A block took `seconds`; target-only decoding would have taken `fair` for the same tokens."""
+    def book(self, seconds: float, target_only: float) -> None:
+        """A block took `seconds`; target-only decoding would have taken `target_only` for the same tokens."""
         self.elapsed += seconds
-        self.excess += seconds - fair
+        self.excess += seconds - target_only
 
     def left(self, ahead: float) -> float:
         """Seconds that may be lost now; `ahead`: seconds that target-only decoding would still take for the request."""
@@ -53,8 +53,11 @@ class Account:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys(
-            "account state", state, ("share", "elapsed", "excess", "advance"), required=("elapsed", "excess", "advance")
+            "exploration budget state",
+            state,
+            ("share", "elapsed", "excess", "advance"),
+            required=("elapsed", "excess", "advance"),
         )
-        self.elapsed = check_number("account elapsed", state["elapsed"], minimum=0.0)
-        self.excess = check_number("account excess", state["excess"])
-        self.advance = check_number("account advance", state["advance"], minimum=0.0)
+        self.elapsed = check_number("exploration budget elapsed", state["elapsed"], minimum=0.0)
+        self.excess = check_number("exploration budget excess", state["excess"])
+        self.advance = check_number("exploration budget advance", state["advance"], minimum=0.0)

@@ -1,4 +1,8 @@
-"""What every adaptive controller shares: arms, prices, the account, first steps on a ladder, and what it says about itself."""
+"""What every adaptive controller shares: arms, costs, the exploration budget, a start at short lengths, and explanations.
+
+Conservative in the sense of conservative bandits (arXiv 1602.04282): the total is kept close to a baseline policy's, here
+target-only decoding.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,24 @@ from typing import Any
 from ..config import PyramidConfig, Route, route_label
 from ..errors import check_keys
 from ..stats import BlockStats, Decision
-from .account import Account
 from .arms import shortened
 from .controller import RequestInfo
-from .meter import Meter
+from .cost_tracker import CostTracker
+from .exploration_budget import ExplorationBudget
 from .pool import Pool
 
-_STATE = ("name", "arms", "meter", "account", "caps", "learned")
-LADDER = (1, 2, 4, 8, 16)  # a route that has climbed beyond the last is trusted with any length
+_STATE = ("name", "arms", "cost_tracker", "exploration_budget", "caps", "learned")
+_OLD_KEYS = {"meter": "cost_tracker", "account": "exploration_budget"}  # of states saved by versions before 0.2
+LENGTH_STEPS = (1, 2, 4, 8, 16)  # a route whose cap has passed the last may use any length
 
 
-class GuardedController:
+class ConservativeController:
     """Base of the adaptive controllers: a subclass ranks arms and learns from blocks; this class pays for it.
 
     Where target-only decoding is among the arms,
     - nothing is tried before its price is known: without a measured cost table, target-only decoding comes first;
-    - a block may run only if the account can pay for all of it being refused (`Account`), its caches' catching up
-      included; else a shorter version of the arm, the next best arm, or target-only decoding runs;
+    - a block may run only if the exploration budget can pay for all of it being refused (`ExplorationBudget`), its caches'
+      catching up included; else a shorter version of the arm, the next best arm, or target-only decoding runs;
     - a route starts at length 1 and doubles after every block in which something was accepted, so that a useless draft
       costs little before it is known to be useless.
     A route that the user or the method has pinned leaves nothing to fall back to, and runs without all this.
@@ -33,7 +38,7 @@ class GuardedController:
         arms: configs of the same pyramid, at least one. pool: its tiers, and forward times to start from.
     """
 
-    name = "guarded"
+    name = "conservative"
 
     def __init__(self, arms: Sequence[PyramidConfig], pool: Pool) -> None:
         if not arms:
@@ -41,29 +46,32 @@ class GuardedController:
         self.arms = list(arms)
         self.pool = pool
         self.target = pool.n_tiers - 1
-        self.meter = Meter(pool)
-        self.account = Account()
+        self.tracker = CostTracker(pool)
+        self.budget = ExplorationBudget()
         self.fallback = next((i for i, arm in enumerate(self.arms) if len(arm.route) == 1), None)
         self.decision: Decision | None = None
         self._arm = 0
         self._config = self.arms[0]
-        # Configs take time to build and to check, so every version the ladder may ask for is built once.
-        self._versions = [{cap: shortened(arm, cap) for cap in LADDER} for arm in self.arms]
+        # Configs take time to build and to check, so every version `LENGTH_STEPS` may ask for is built once.
+        self._versions = [{cap: shortened(arm, cap) for cap in LENGTH_STEPS} for arm in self.arms]
         self._routes = list(dict.fromkeys(arm.route for arm in self.arms if len(arm.route) > 1))
         first = {arm.route: i for i, arm in reversed(list(enumerate(self.arms)))}
         self._probes = {route: self._versions[first[route]][1] for route in self._routes}
-        self._caps: dict[Route, int] = {route: 2 * LADDER[-1] for route in self._routes if self._needs_no_ladder(route)}
-        if pool.experience is not None:
-            self.account.grant(pool.experience.seconds)
+        self._caps: dict[Route, int] = {
+            route: 2 * LENGTH_STEPS[-1] for route in self._routes if self._skips_length_steps(route)
+        }
+        if pool.warm_start is not None:
+            self.budget.grant(pool.warm_start.seconds)
         self._last: BlockStats | None = None  # of this request
         self._lost: set[int] = set()
         self._blocks: dict[Route, int] = {}  # of this request
-        self._refused: dict[Route, float] = {}  # price of the shortest probe that the account could not pay, last time
+        # Per route, the price of its shortest probe, where the exploration budget could not pay for it last time.
+        self._refused: dict[Route, float] = {}
 
-    def _needs_no_ladder(self, route: Route) -> bool:
-        """Whether experience tells of every model that proposes to the target on `route` (lookups cost next to nothing)."""
+    def _skips_length_steps(self, route: Route) -> bool:
+        """Whether the warm start covers every model that proposes to the target on `route` (lookups are nearly free)."""
         proposers = route[-2] if isinstance(route[-2], tuple) else (route[-2],)
-        known = self.pool.experience.acceptance if self.pool.experience is not None else {}
+        known = self.pool.warm_start.acceptance if self.pool.warm_start is not None else {}
         return all((tier, self.target) in known for tier in proposers if tier in self.pool.model_tiers)
 
     # ------------------------------------------------------------------ what subclasses fill in
@@ -80,8 +88,8 @@ class GuardedController:
         """Take in a block that ran `arm` (or a shortened version of it)."""
         raise NotImplementedError
 
-    def _hoped(self, config: PyramidConfig) -> float:
-        """Seconds per token hoped for, caches catching up included. Without a forecast all are alike."""
+    def _optimistic(self, config: PyramidConfig) -> float:
+        """Seconds per token at best, caches catching up included. Without a forecast all are alike."""
         return 0.0
 
     def _expect(self, config: PyramidConfig) -> tuple[float | None, float | None]:
@@ -102,22 +110,22 @@ class GuardedController:
 
     def start(self, request: RequestInfo) -> PyramidConfig:
         self.request = request
-        self.meter.start(request)
-        self.account.start()
+        self.tracker.start(request)
+        self.budget.start()
         self._last, self._lost, self._blocks, self._refused = None, set(), {}, {}
         self._position = 0
         return self._choose()
 
     def step(self, block: BlockStats) -> PyramidConfig:
         self._position = block.position + block.tokens
-        self.meter.observe(block)
+        self.tracker.observe(block)
         # What control itself took after a block is only known by the end of the next one.
         control = self._last.control_seconds if self._last is not None else 0.0
-        self.account.book(block.seconds + control, self.meter.fair(block))
+        self.budget.book(block.seconds + control, self.tracker.target_only_seconds(block))
         self._last = block
         self._blocks[block.config.route] = self._blocks.get(block.config.route, 0) + 1
         if block.config == self._config:
-            self._climb(block)
+            self._raise_cap(block)
             self._learn(block, self._arm)
         else:
             # The decoder ran without some tier: it can no longer read this text.
@@ -132,7 +140,7 @@ class GuardedController:
             return []
         found = [sentence for route in self._routes if (sentence := self._why_not(route))]
         return [
-            f"the target worked alone in {alone} of {total} blocks ({1 / self.meter.target_only:.1f} tokens/s): "
+            f"the target worked alone in {alone} of {total} blocks ({1 / self.tracker.target_only:.1f} tokens/s): "
             + "; ".join(found)
         ]
 
@@ -147,8 +155,8 @@ class GuardedController:
             text += f", {outlook:.1f} tokens/s expected"
         if route in self._refused:
             text += (
-                f", a first look of {1000 * self._refused[route]:.1f} ms is more than the account has left "
-                f"({100 * self.account.share:g} % of elapsed time)"
+                f", a first look of {1000 * self._refused[route]:.1f} ms is more than the exploration budget has left "
+                f"({100 * self.budget.share:g} % of elapsed time)"
             )
         return text
 
@@ -156,8 +164,8 @@ class GuardedController:
         return {
             "name": self.name,
             "arms": [arm.to_dict() for arm in self.arms],
-            "meter": self.meter.state_dict(),
-            "account": self.account.state_dict(),
+            "cost_tracker": self.tracker.state_dict(),
+            "exploration_budget": self.budget.state_dict(),
             "caps": {route_label(route): cap for route, cap in self._caps.items()},
             "learned": self._learned(),
         }
@@ -165,6 +173,7 @@ class GuardedController:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("name") != self.name:
             raise ValueError(f"this state belongs to controller {state.get('name')!r}; expected {self.name!r}")
+        state = {_OLD_KEYS.get(key, key): value for key, value in state.items()}
         check_keys(f"state of {self.name!r}", state, _STATE, required=_STATE)
         if [PyramidConfig.from_dict(arm) for arm in state["arms"]] != self.arms:
             raise ValueError(
@@ -172,8 +181,8 @@ class GuardedController:
                 "starting config or drift budget"
             )
         self._load_learned(state["learned"])
-        self.meter.load_state_dict(state["meter"])
-        self.account.load_state_dict(state["account"])
+        self.tracker.load_state_dict(state["cost_tracker"])
+        self.budget.load_state_dict(state["exploration_budget"])
         self._caps = {
             route: state["caps"][route_label(route)] for route in self._routes if route_label(route) in state["caps"]
         }
@@ -189,18 +198,17 @@ class GuardedController:
         if self.fallback is None:
             arm = next(iter(self._rank()))
             return arm, self.arms[arm], self._reason(arm)
-        if not self.meter.calibrated:
+        if not self.tracker.calibrated:
             return self.fallback, self.arms[self.fallback], "measuring target-only decoding"
         # The advance does not shrink once it is spent, on a cache that caught up, say: the same one goes on being owed.
-        self.account.advance = max(self.account.advance, self._shortest_probe())
-        left = self.account.left((self.request.max_new_tokens - self._position) * self.meter.target_only)
+        self.budget.advance = max(self.budget.advance, self._shortest_probe())
+        left = self.budget.left((self.request.max_new_tokens - self._position) * self.tracker.target_only)
         # The shortest version decides for all arms of a route, so that a long list is not priced arm by arm.
         prices = {route: self._price(config) for route, config in self._probes.items()}
         self._refused = {route: price for route, price in prices.items() if price > left}
         first_refused: PyramidConfig | None = None
-        cut: dict[
-            PyramidConfig, tuple[int, PyramidConfig, str]
-        ] = {}  # versions that only money keeps from being longer
+        # Versions that only the budget keeps from being longer.
+        cut: dict[PyramidConfig, tuple[int, PyramidConfig, str]] = {}
         choice = self.fallback, self.arms[self.fallback], ""
         for arm in self._rank():
             config = self.arms[arm]
@@ -208,7 +216,7 @@ class GuardedController:
                 reason = (
                     self._reason(arm)
                     if first_refused is None
-                    else f"the account cannot pay for a look at {first_refused.label}"
+                    else f"the exploration budget cannot pay for a look at {first_refused.label}"
                 )
                 choice = arm, config, reason
                 break
@@ -218,22 +226,26 @@ class GuardedController:
                 first_refused = first_refused or config
                 continue
             cap = self._caps.get(config.route, 1)
-            version = self._versions[arm][cap] if cap in LADDER else config
+            version = self._versions[arm][cap] if cap in LENGTH_STEPS else config
             if self._price(version) <= left:
                 choice = arm, version, self._reason(arm) + ("" if version == config else f", at length {cap}")
                 break
             shortest = self._versions[arm][1]
             if shortest not in cut:
-                cut[shortest] = arm, shortest, self._reason(arm) + ", at length 1 for want of credit"
-        # A version cut short for money may be worth less than what comes after its arm.
-        return min([*cut.values(), choice], key=lambda option: self._hoped(option[1])) if cut else choice
+                cut[shortest] = (
+                    arm,
+                    shortest,
+                    self._reason(arm) + ", at length 1, the exploration budget allows no more",
+                )
+        # A version cut short by the budget may be worth less than what comes after its arm.
+        return min([*cut.values(), choice], key=lambda option: self._optimistic(option[1])) if cut else choice
 
     def _price(self, config: PyramidConfig) -> float:
         """Seconds lost if everything is refused: the block emits one token all the same."""
-        return self.meter.worst(config) - self.meter.target_only
+        return self.tracker.worst_case(config) - self.tracker.target_only
 
     def _shortest_probe(self) -> float:
-        """The cheapest block that runs a draft model (without one: any draft): what the account advances."""
+        """The cheapest block that runs a draft model (without one: any draft): what the exploration budget advances."""
         probes = [
             (route, config)
             for route, config in self._probes.items()
@@ -242,11 +254,11 @@ class GuardedController:
         with_model = [config for route, config in probes if route[0] in self.pool.model_tiers]
         return min(map(self._price, with_model or [config for _, config in probes]), default=0.0)
 
-    def _climb(self, block: BlockStats) -> None:
+    def _raise_cap(self, block: BlockStats) -> None:
         """Raise the route's cap after a block in which the target accepted something."""
         route = block.config.route
         cap = self._caps.get(route, 1)
-        if len(route) == 1 or cap > LADDER[-1] or not block.verifications or not block.verifications[-1].proposed:
+        if len(route) == 1 or cap > LENGTH_STEPS[-1] or not block.verifications or not block.verifications[-1].proposed:
             return
         if block.verifications[-1].accepted:
             self._caps[route] = 2 * cap
