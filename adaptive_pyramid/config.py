@@ -25,8 +25,8 @@ class StageConfig:
         length: tokens asked of the tier below per verification (a mid tier may overshoot by part of one of its rounds).
         tau: acceptance threshold, in the unit of the method's divergence (nats for `js` and `kl`, none for `tv`);
             0 switches the relaxation off.
-        stop: proposing ends early after a token whose proposing law had more entropy than this many nats; the token
-            itself is kept (dropping it would bias the output). None = never. Reads the host once per drafted token.
+        stop: proposing ends early after a token whose distribution had more entropy than this many nats; the token itself is
+            kept (dropping it would bias the output). None = never. Reads the host once per drafted token.
     """
 
     length: int

@@ -49,7 +49,7 @@ class Verification:
         entropy: the verifier's, at each of the proposed + 1 positions; below the target NaN behind a refusal, as a rule.
         proposal_entropy: the proposer's, at each position.
         divergence: the rule's divergence at each position, the number that is compared with tau.
-        distance: between the proposed token's law and the verifier's: total variation in sampling, log-prob regret
+        distance: of the proposed token's distribution from the verifier's: total variation in sampling, log-prob regret
             (nats) in greedy decoding. An `exact` test accepts with probability 1 - distance in sampling, and in
             greedy decoding where the distance is 0.
     """
@@ -157,7 +157,7 @@ class BlockStats:
         tokens: new tokens emitted. seconds: wall time, everything included.
         verifications, forwards: in the order they happened.
         origins: for every emitted token the tier that first proposed it.
-        drift: per emitted token, the distance between the law it was drawn from and the target's (total variation in
+        drift: per emitted token, how far its distribution lay from the target's (total variation in
             sampling, nats of log-prob regret in greedy decoding); 0 for verified, corrected and bonus tokens.
         budget_left: balance of the drift bucket after the block; None without a drift budget.
         copies: device-to-host copies made for verification.

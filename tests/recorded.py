@@ -73,7 +73,7 @@ def repetitive(decoder_tiers: Sequence[Any], prompts: Sequence[Sequence[int]], n
 
 
 def agreement(entropy: np.ndarray) -> np.ndarray:
-    """The law: a draft that is sure is right."""
+    """The true acceptance: a draft that is sure is right."""
     return 0.95 * np.exp(-0.4 * entropy)
 
 

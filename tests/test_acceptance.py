@@ -1,4 +1,4 @@
-"""The acceptance model finds a known law, is calibrated on unseen traces, and is what replay asks off the text."""
+"""The acceptance model finds a known distribution, is calibrated on unseen traces, and is what replay asks off the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model() -> AcceptanceModel:
     return AcceptanceModel.fit(synthetic(90))
 
 
-def test_it_finds_the_law(model) -> None:
+def test_it_finds_the_distribution(model) -> None:
     entropy = np.linspace(0.1, 3.0, 12)
     x = np.column_stack([np.zeros(12), entropy, np.full(12, 60), np.full(12, 2)])
     assert np.sqrt(np.mean((model.predict(x, 0, 1) - agreement(entropy)) ** 2)) < 0.07

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import PROMPT, VOCAB, chi_square_p, exact_law, sampled_outputs, toy_decoder, toy_tables
+from toys import PROMPT, VOCAB, chi_square_p, exact_distribution, sampled_outputs, toy_decoder, toy_tables
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
@@ -35,14 +35,14 @@ class Dice(CandidateGenerator):
     requires_model_outputs = False
 
     def __init__(self, table: torch.Tensor, length: int) -> None:
-        self.laws = torch.softmax(table, -1)
+        self.distributions = torch.softmax(table, -1)
         self.length = length
         self.generator = torch.Generator().manual_seed(0)
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         ids = input_ids[0].tolist()
         for _ in range(self.length):
-            ids.append(int(torch.multinomial(self.laws[ids[-2], ids[-1]], 1, generator=self.generator)))
+            ids.append(int(torch.multinomial(self.distributions[ids[-2], ids[-1]], 1, generator=self.generator)))
         return torch.tensor([ids]), None
 
     def update_candidate_strategy(self, *_: Any) -> None:
@@ -66,7 +66,7 @@ class Case:
             toy_decoder(self.tiers), self.config, self.method, runs, first_seed, prompt=self.prompt, **self.request
         )
         enumerated = {name: value for name, value in self.request.items() if name != "seeded"}
-        return chi_square_p(counts, exact_law(self.tiers[-1], prompt=self.prompt, **enumerated))
+        return chi_square_p(counts, exact_distribution(self.tiers[-1], prompt=self.prompt, **enumerated))
 
 
 def adapted(blocks: list[BlockStats]) -> PyramidConfig:
@@ -127,7 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_have_the_targets_law(name):
+def test_outputs_have_the_targets_distribution(name):
     assert CASES[name].p_value() > LEAST
 
 
@@ -135,7 +135,7 @@ def test_outputs_have_the_targets_law(name):
 
 
 def tests_against_the_qualifiers_distribution(monkeypatch):
-    """The law is forgotten: what Q emits counts as drawn from Q's own distribution, relaxed or not."""
+    """What tokens were drawn from is forgotten: what Q emits counts as drawn from Q's own distribution, relaxed or not."""
     propose = Stage.propose
 
     def forgetful(self, run, *args, **kwargs):
@@ -144,7 +144,7 @@ def tests_against_the_qualifiers_distribution(monkeypatch):
             known = len(run.sequence)
             run.sequence.ids += proposal.tokens.host_ids()
             rows = self.scorer.logits(run.sequence, Tokens(), last=len(proposal) + 1)[:-1]
-            proposal.laws = Sampler.law(run.sampler.scores(rows, run.sequence, Tokens()))
+            proposal.distributions = Sampler.distributions(run.sampler.scores(rows, run.sequence, Tokens()))
             del run.sequence.ids[known:]
         return proposal
 
@@ -160,21 +160,25 @@ def drops_an_unlikely_drawn_token(monkeypatch):
         if proposal is None or stop is None:
             return proposal
         ids = proposal.tokens.host_ids()
-        drawn = proposal.laws.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        drawn = proposal.distributions.gather(1, torch.tensor(ids)[:, None])[:, 0]
         keep = next((i for i, p in enumerate(drawn) if p < 0.45), len(ids))
-        return Proposal(Tokens(ids[:keep]), self.tier, [self.tier] * keep, laws=proposal.laws[:keep]) if keep else None
+        return (
+            Proposal(Tokens(ids[:keep]), self.tier, [self.tier] * keep, distributions=proposal.distributions[:keep])
+            if keep
+            else None
+        )
 
     monkeypatch.setattr(ModelDrafter, "propose", choosy)
 
 
-def returns_draft_laws_without_their_top_k(monkeypatch):
-    """Tokens are drawn with top_k; what comes with them is the law before it."""
+def returns_draft_distributions_without_their_top_k(monkeypatch):
+    """Tokens are drawn with top_k; what comes with them is the distribution before it."""
     propose = ModelDrafter.propose
 
     def careless(self, run, n, cap, stop, with_logits):
         proposal = propose(self, run, n, cap, stop, with_logits=True)
         if proposal is not None:
-            proposal.laws = torch.softmax(proposal.logits / 1.4, -1)
+            proposal.distributions = torch.softmax(proposal.logits / 1.4, -1)
         return proposal
 
     monkeypatch.setattr(ModelDrafter, "propose", careless)
@@ -186,7 +190,7 @@ def ignores_the_drafts_temperature(monkeypatch):
     def cold(self, run, *args):
         proposal = propose(self, run, *args[:-1], True)
         if proposal is not None:
-            proposal.laws = torch.softmax(proposal.logits, -1)
+            proposal.distributions = torch.softmax(proposal.logits, -1)
         return proposal
 
     monkeypatch.setattr(ModelDrafter, "propose", cold)
@@ -194,17 +198,17 @@ def ignores_the_drafts_temperature(monkeypatch):
 
 def draws_the_correction_from_p(monkeypatch):
     """A refused token is replaced by a draw from p, not from the residual."""
-    monkeypatch.setattr("adaptive_pyramid.decoding.verify.residual", lambda p, law: p)
+    monkeypatch.setattr("adaptive_pyramid.decoding.verify.residual", lambda p, distribution: p)
 
 
 def treats_lookups_as_drawn_from_p(monkeypatch):
-    """A lookup's law is taken for something softer than a point mass."""
+    """A lookup's distribution is taken for something softer than a point mass."""
     propose = drafters.LookupDrafter.propose
 
     def soft(self, run, *args):
         proposal = propose(self, run, *args)
         if proposal is not None:
-            proposal.laws = torch.full((len(proposal), VOCAB), 1 / VOCAB)
+            proposal.distributions = torch.full((len(proposal), VOCAB), 1 / VOCAB)
         return proposal
 
     monkeypatch.setattr(drafters.LookupDrafter, "propose", soft)
@@ -229,7 +233,7 @@ WRONG = [
     (tests_against_the_qualifiers_distribution, "relaxed, relaxed, exact"),
     (tests_against_the_qualifiers_distribution, "lookup, relaxed Q, T"),
     (drops_an_unlikely_drawn_token, "early stop"),
-    (returns_draft_laws_without_their_top_k, "top_k"),
+    (returns_draft_distributions_without_their_top_k, "top_k"),
     (ignores_the_drafts_temperature, "top_p, min_p"),
     (draws_the_correction_from_p, "exact"),
     (draws_the_correction_from_p, "exact/exact"),

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import EOS, graded_family, tiny_tokenizer
-from toys import exact_law, sampled_outputs, total_variation, toy_decoder, toy_request, toy_tables, warped_law
+from toys import (
+    exact_distribution,
+    sampled_outputs,
+    total_variation,
+    toy_decoder,
+    toy_request,
+    toy_tables,
+    warped_distribution,
+)
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.drift import DriftBudget
@@ -67,7 +75,7 @@ def test_bucket_never_overdraws_at_any_prefix(
     assert within(drift, budget)
     assert all(d >= 0 for d in drift)
     for block in blocks:
-        # A drifting token is one that tau let through: its distance is at most tau, and its law was the proposer's.
+        # A drifting token is one that tau let through: its distance is at most tau, and its distribution was the proposer's.
         assert all(d <= block.config.stages[-1].tau for d in block.drift)
 
 
@@ -94,8 +102,8 @@ def test_a_relaxation_is_refused_only_when_it_would_overdraw():
 
 @pytest.mark.parametrize("method", ["fsd", RELAXED[0], RELAXED[1]], ids=str)
 @pytest.mark.parametrize("do_sample", [True, False])
-def test_reported_drift_is_the_distance_of_the_law_from_the_targets(method, do_sample):
-    """Two tiers, so that the only law but the target's is the draft's: computed again here from the tables."""
+def test_reported_drift_is_the_distance_of_the_distribution_from_the_targets(method, do_sample):
+    """Two tiers, so that the only distribution but the target's is the draft's: computed again here from the tables."""
     draft, target = toy_tables(2, (0.8,), seed=2)
     decoder = toy_decoder([draft, target])
     warping = {"temperature": 0.8, "top_k": 3} if do_sample else {}
@@ -110,7 +118,7 @@ def test_reported_drift_is_the_distance_of_the_law_from_the_targets(method, do_s
                 context = ids[at + i - 2], ids[at + i - 1]
                 p, s = target[context].numpy(), draft[context].numpy()
                 if do_sample:
-                    distance = 0.5 * np.abs(warped_law(p, **warping) - warped_law(s, **warping)).sum()
+                    distance = 0.5 * np.abs(warped_distribution(p, **warping) - warped_distribution(s, **warping)).sum()
                 else:
                     distance = p.max() - p[ids[at + i]]
                     assert d == pytest.approx(distance, abs=1e-5)  # whatever let the token through
@@ -125,9 +133,9 @@ def test_reported_drift_is_the_distance_of_the_law_from_the_targets(method, do_s
 NOISE_MARGIN = 1.25
 
 
-def noise_floor(law: dict, runs: int) -> float:
-    """Expected total variation of `runs` perfect draws from the law they were drawn from."""
-    return sum(0.5 * np.sqrt(2 * p * (1 - p) / (np.pi * runs)) for p in law.values())
+def noise_floor(distribution: dict, runs: int) -> float:
+    """Expected total variation of `runs` perfect draws from the distribution they were drawn from."""
+    return sum(0.5 * np.sqrt(2 * p * (1 - p) / (np.pi * runs)) for p in distribution.values())
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,7 @@ def noise_floor(law: dict, runs: int) -> float:
 )
 def test_measured_total_variation_is_within_the_reported_bound(method, taus, budget):
     tables = toy_tables(3, (0.6, 0.5), seed=7)
-    decoder, law, runs = toy_decoder(tables), exact_law(tables[-1]), 1200
+    decoder, distribution, runs = toy_decoder(tables), exact_distribution(tables[-1]), 1200
     drifts = []
     counts = sampled_outputs(
         decoder,
@@ -154,7 +162,11 @@ def test_measured_total_variation_is_within_the_reported_bound(method, taus, bud
         drift_budget=budget,
         on_finish=lambda decoding, blocks: drifts.append(sum(d for block in blocks for d in block.drift)),
     )
-    bound, measured, floor = float(np.mean(drifts)), total_variation(counts, law), noise_floor(law, runs)
+    bound, measured, floor = (
+        float(np.mean(drifts)),
+        total_variation(counts, distribution),
+        noise_floor(distribution, runs),
+    )
     assert 0.02 < bound < 0.9
     assert measured <= bound + NOISE_MARGIN * floor
     assert measured > 1.1 * floor, "nothing drifted: this test would not notice a wrong bound"

@@ -1,6 +1,6 @@
-"""Toys small enough to enumerate: table-driven models whose cache *is* the text, exact laws of whole outputs, chi-square.
+"""Toys small enough to enumerate: models that are tables and whose cache *is* the text, exact output distributions, chi-square.
 
-from toys import toy_tables, toy_decoder, toy_request, exact_law, sampled_outputs, chi_square_p
+from toys import toy_tables, toy_decoder, toy_request, exact_distribution, sampled_outputs, chi_square_p
 """
 
 from __future__ import annotations
@@ -96,25 +96,25 @@ def warpers(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p:
     return chosen
 
 
-def warped_law(
+def warped_distribution(
     logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
-    """The law [V] of one row of logits [V], float64, written again from the definitions: the reference for `warpers`."""
-    law = np.exp(logits / temperature - np.max(logits / temperature))
-    law /= law.sum()
+    """The distribution [V] of one row of logits [V], float64, written again from the definitions: the reference for `warpers`."""
+    distribution = np.exp(logits / temperature - np.max(logits / temperature))
+    distribution /= distribution.sum()
     if top_k:
-        law = np.where(law >= np.sort(law)[-top_k], law, 0.0)
-        law /= law.sum()
+        distribution = np.where(distribution >= np.sort(distribution)[-top_k], distribution, 0.0)
+        distribution /= distribution.sum()
     if top_p < 1.0:
-        order = np.argsort(-law)
-        before = np.cumsum(law[order]) - law[order]  # mass of what is more likely
+        order = np.argsort(-distribution)
+        before = np.cumsum(distribution[order]) - distribution[order]  # mass of what is more likely
         kept = order[before < top_p]
-        law = np.where(np.isin(np.arange(len(law)), kept), law, 0.0)
-        law /= law.sum()
+        distribution = np.where(np.isin(np.arange(len(distribution)), kept), distribution, 0.0)
+        distribution /= distribution.sum()
     if min_p > 0.0:
-        law = np.where(law >= min_p * law.max(), law, 0.0)
-        law /= law.sum()
-    return law
+        distribution = np.where(distribution >= min_p * distribution.max(), distribution, 0.0)
+        distribution /= distribution.sum()
+    return distribution
 
 
 def toy_request(
@@ -138,7 +138,7 @@ def toy_request(
     )
 
 
-def exact_law(
+def exact_distribution(
     table: torch.Tensor, new: int = 3, eos: Iterable[int] = (), prompt: tuple[int, ...] = PROMPT, **settings: Any
 ) -> dict[Output, float]:
     """Every output of plain sampling with its probability."""
@@ -148,7 +148,7 @@ def exact_law(
         grown: dict[Output, float] = {}
         for output, mass in open_ends.items():
             context = (*prompt, *output)
-            for token, p in enumerate(warped_law(rows[context[-2], context[-1]], **settings)):
+            for token, p in enumerate(warped_distribution(rows[context[-2], context[-1]], **settings)):
                 if p > 0:
                     (done if token in eos else grown)[*output, token] = mass * p
         open_ends = grown
@@ -178,20 +178,22 @@ def sampled_outputs(
     return counts
 
 
-def chi_square_p(counts: Counter[Output], law: dict[Output, float], smallest: float = 5.0) -> float:
-    """p-value of the counts under the law; cells expected below `smallest` are pooled. 0 if something impossible occurred."""
+def chi_square_p(counts: Counter[Output], distribution: dict[Output, float], smallest: float = 5.0) -> float:
+    """p-value of the counts under the distribution; cells expected below `smallest` are pooled. 0 if something impossible occurred."""
     runs = sum(counts.values())
-    if any(output not in law for output in counts):
+    if any(output not in distribution for output in counts):
         return 0.0
-    rare = [output for output, p in law.items() if p * runs < smallest]
-    cells = [(counts[output], p * runs) for output, p in law.items() if p * runs >= smallest]
+    rare = [output for output, p in distribution.items() if p * runs < smallest]
+    cells = [(counts[output], p * runs) for output, p in distribution.items() if p * runs >= smallest]
     if rare:
-        cells.append((sum(counts[output] for output in rare), sum(law[output] for output in rare) * runs))
+        cells.append((sum(counts[output] for output in rare), sum(distribution[output] for output in rare) * runs))
     observed, expected = np.array(cells).T
     return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
 
 
-def total_variation(counts: Counter[Output], law: dict[Output, float]) -> float:
-    """Between the observed shares and the law."""
+def total_variation(counts: Counter[Output], distribution: dict[Output, float]) -> float:
+    """Between the observed shares and the distribution."""
     runs = sum(counts.values())
-    return 0.5 * sum(abs(counts[output] / runs - law.get(output, 0.0)) for output in law.keys() | counts.keys())
+    return 0.5 * sum(
+        abs(counts[output] / runs - distribution.get(output, 0.0)) for output in distribution.keys() | counts.keys()
+    )

@@ -60,7 +60,7 @@ class PyramidDecoder:
         self.scorers: dict[int, Scorer] = {}
         self.lookups: dict[int, LookupDrafter] = {}
         self._drafters: dict[int, Proposer] = {}
-        # A tier must not propose an id that a tier above it cannot embed; masking the law (not dropping the token)
+        # A tier must not propose an id that a tier above it cannot embed; masking the distribution (not dropping the token)
         # keeps proposals unbiased.
         usable = target_vocabulary
         for tier in range(self.target, -1, -1):

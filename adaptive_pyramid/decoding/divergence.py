@@ -26,7 +26,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """TV of two laws (probabilities) [m, V] -> [m]."""
+    """TV of two distributions (probabilities) [m, V] -> [m]."""
     return 0.5 * (p - q).abs_().sum(-1)
 
 

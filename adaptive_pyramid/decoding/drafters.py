@@ -26,15 +26,15 @@ class ModelDrafter:
         if n < 1:
             return None
         tokens = Tokens(device=self.scorer.device)
-        laws, raw = [], []
+        distributions, raw = [], []
         reads_host = self.scorer.device.type == "cpu" or stop is not None
         for i in range(n):
             logits = self.scorer.logits(run.sequence, tokens, last=1)
             scores = run.sampler.scores(logits, run.sequence, tokens)
             if run.sampler.do_sample:
-                law = run.sampler.law(scores)
-                laws.append(law)
-                token = run.noise.draw(law, len(run.sequence) + i).clamp_min(
+                distribution = run.sampler.distributions(scores)
+                distributions.append(distribution)
+                token = run.noise.draw(distribution, len(run.sequence) + i).clamp_min(
                     0
                 )  # where none is possible, 0 will be refused
             else:
@@ -49,7 +49,7 @@ class ModelDrafter:
             tokens,
             self.tier,
             [self.tier] * len(tokens),
-            laws=torch.cat(laws) if laws else None,
+            distributions=torch.cat(distributions) if distributions else None,
             logits=drafted if with_logits else None,
             entropy=entropy(drafted),
         )
@@ -59,7 +59,7 @@ class Lookup:
     """Draws continuations from the text itself: the last n-gram's latest earlier occurrence, longest n first.
 
     Prompt-lookup decoding, with prompt and output indexed as they grow: amortised constant time per token. Proposals
-    have point-mass laws. Abstains when no n-gram of at least `min_ngram` tokens occurred before.
+    have point-mass distributions. Abstains when no n-gram of at least `min_ngram` tokens occurred before.
 
     Args:
         max_ngram: longest match tried. min_ngram: shortest match trusted.
@@ -125,7 +125,7 @@ class ForeignDrafter:
     """Any Hugging Face `CandidateGenerator` that works from ids alone.
 
     Its tokens count as point masses. That is exact even if it samples: given the tokens, whatever they were drawn
-    from, the test leaves the verifier's law.
+    from, the test leaves the verifier's distribution.
 
     Raises:
         ValueError: a generator with `requires_model_outputs=True`; it needs the target's hidden states.

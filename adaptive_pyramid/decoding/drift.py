@@ -1,7 +1,7 @@
 """How far the output may leave the target's, token by token, and the bucket that bounds it.
 
-The drift of an emitted token is the total variation between the law it was drawn from and the target's law there (in
-greedy decoding, the log-prob regret in nats on processed scores). By the chain rule the total variation between the
+The drift of an emitted token is the total variation between the distribution it was drawn from and the target's there
+(in greedy decoding, the log-prob regret in nats on processed scores). By the chain rule the total variation between the
 distributions of whole outputs is at most min(1, E[sum of drifts]).
 """
 

@@ -18,7 +18,7 @@ class Method:
     Args:
         name: as in the literature, or any of your own.
         lower: rule of every stage below the target. top: the target's rule. See `verify` for the four rules.
-        divergence: what a `fuzzy` rule compares with tau. `relaxed` compares total variation of the processed laws
+        divergence: what a `fuzzy` rule compares with tau. `relaxed` compares total variation of processed distributions
             (sampling) or log-prob regret in nats (greedy) whatever stands here, because that is what drifts.
         shape: whether the route is part of the method: "target", "two" (draft and target; the config's own pair if it
             names one) or "all" (the config's route, by default every tier); None = control chooses.

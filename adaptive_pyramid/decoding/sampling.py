@@ -1,4 +1,4 @@
-"""From logits to the law a token is drawn from, and the two kinds of randomness it is drawn with."""
+"""From logits to the distribution a token is drawn from, and the two kinds of randomness it is drawn with."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _GOLDEN, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 class Sampler:
-    """How every tier of one request turns logits into a law.
+    """How every tier of one request turns logits into a distribution.
 
     Args:
-        do_sample: False = greedy, where laws are point masses on the argmax.
+        do_sample: False = greedy, where distributions are point masses on the argmax.
         processors: Hugging Face processors in the order `generate` applies them; each sees the ids before its position.
         padding: pads that stood before the prompt: no model reads them, but processors count them, as in `generate`.
         device: where the processors keep their tensors; scores of tiers elsewhere visit it. None = wherever scores are.
@@ -77,7 +77,7 @@ class Sampler:
         return scores.to(logits.device)
 
     @staticmethod
-    def law(scores: torch.Tensor) -> torch.Tensor:
+    def distributions(scores: torch.Tensor) -> torch.Tensor:
         """Probabilities, float32 [m, V]."""
         return torch.softmax(scores, dim=-1)
 
@@ -87,8 +87,11 @@ class Noise(Protocol):
 
     coupled: bool
 
-    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
-        """One token per row of `laws` [m, V]; row i stands at `position + i`. -> long [m]; -1 where none is possible"""
+    def draw(self, distributions: torch.Tensor, position: int) -> torch.Tensor:
+        """One token per row of `distributions` [m, V]; row i stands at `position + i`.
+
+        -> long [m]; -1 where none is possible
+        """
 
     def uniform(self, n: int, device: torch.device) -> torch.Tensor:
         """n numbers in [0, 1), float32 [n]."""
@@ -111,19 +114,19 @@ class PrivateNoise:
             self._generators[device] = generator
         return torch.rand(n, generator=generator, device=device)
 
-    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
-        return inverse_cdf(laws, self.uniform(len(laws), laws.device))
+    def draw(self, distributions: torch.Tensor, position: int) -> torch.Tensor:
+        return inverse_cdf(distributions, self.uniform(len(distributions), distributions.device))
 
 
 class KeyedNoise:
     """Noise keyed by (seed, position) and shared by all tiers: y = argmax(log p + g_i), g_i standard Gumbel.
 
-    The draw at a position depends on nothing but the law there, so with a `match` test the output does not depend on
-    drafts, routes or control; two tiers agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
+    The draw at a position depends on nothing but the distribution there, so with a `match` test the output does not depend
+    on drafts, routes or control; two tiers agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
     Noise is made on the CPU, so that every device sees the same.
 
     The noise of token i is output i of the generator SplitMix64, started anew for every position. Any output can be had
-    without the others, so a law that top_k has left 50 tokens of costs 50 of them and not a vocabulary.
+    without the others, so a distribution that top_k has left 50 tokens of costs 50 of them and not a vocabulary.
     """
 
     coupled = True
@@ -133,21 +136,23 @@ class KeyedNoise:
         self._steps = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
 
-    def draw(self, laws: torch.Tensor, position: int) -> torch.Tensor:
-        if laws.device.type == "cpu":
-            return torch.tensor([self._drawn(law, position + i) for i, law in enumerate(laws.numpy())])
-        noise = torch.from_numpy(np.stack([self._row(position + i) for i in range(len(laws))]))
-        exact = torch.float32 if laws.device.type == "mps" else torch.float64
-        return best(laws * noise.to(laws.device, exact, non_blocking=True))
+    def draw(self, distributions: torch.Tensor, position: int) -> torch.Tensor:
+        if distributions.device.type == "cpu":
+            return torch.tensor(
+                [self._drawn(distribution, position + i) for i, distribution in enumerate(distributions.numpy())]
+            )
+        noise = torch.from_numpy(np.stack([self._row(position + i) for i in range(len(distributions))]))
+        exact = torch.float32 if distributions.device.type == "mps" else torch.float64
+        return best(distributions * noise.to(distributions.device, exact, non_blocking=True))
 
-    def _drawn(self, law: np.ndarray, position: int) -> int:
-        possible = np.flatnonzero(law > 0)
+    def _drawn(self, distribution: np.ndarray, position: int) -> int:
+        possible = np.flatnonzero(distribution > 0)
         if not len(possible):
             return -1
-        if len(possible) > len(law) // 4:
-            return int((law * self._row(position)).argmax())
+        if len(possible) > len(distribution) // 4:
+            return int((distribution * self._row(position)).argmax())
         factors = _gumbel_factors(self._steps[possible] + self._key(position))
-        return int(possible[(law[possible] * factors).argmax()])
+        return int(possible[(distribution[possible] * factors).argmax()])
 
     def _row(self, position: int) -> np.ndarray:
         """exp(g) at `position` for the whole vocabulary, kept for the tiers above."""

@@ -46,7 +46,7 @@ class Proposer(Protocol):
         """About n tokens that continue `run.sequence`, never more than `cap`; None to abstain.
 
         Args:
-            stop: end after a token whose law had more entropy than this (nats); None = never.
+            stop: end after a token whose distribution had more entropy than this (nats); None = never.
             with_logits: bring the proposing tier's own unprocessed logits.
         """
 
@@ -131,7 +131,7 @@ class Stage:
             Tokens(tokens, self.scorer.device),
             self.tier,
             origins,
-            laws=torch.cat([v.laws for v in verdicts]) if run.sampler.do_sample else None,
+            distributions=torch.cat([v.distributions for v in verdicts]) if run.sampler.do_sample else None,
             logits=logits if with_logits else None,
             entropy=entropy(logits),
         )

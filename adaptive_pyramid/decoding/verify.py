@@ -1,15 +1,15 @@
-"""One tier's verdict on a proposal: which tokens stand, what replaces the first that does not, and its law.
+"""One tier's verdict on a proposal: which tokens stand, what replaces the first that does not, and its distribution.
 
-    rule     accepts x when                                    otherwise                          law of what it emits
-    exact    u < p(x) / law(x)                                 a draw from norm(max(0, p - law))   p
+    rule     accepts x when                                    otherwise                          emits tokens distributed as
+    exact    u < p(x) / q(x)                                   a draw from norm(max(0, p - q))    p
     match    x is the verifier's own draw y ~ p                y                                  p
-    fuzzy    Div(p, s) <= tau, or as `match`                   y                                  law where Div <= tau, else p
-    relaxed  TV(p, law) <= tau (greedy: regret <= tau nats),   residual draw, or y if coupled     law where TV <= tau, else p
+    fuzzy    Div(p, s) <= tau, or as `match`                   y                                  q where Div <= tau, else p
+    relaxed  TV(p, q) <= tau (greedy: regret <= tau nats),     residual draw, or y if coupled     q where TV <= tau, else p
              or as `exact` (as `match` where noise is coupled)
 
-p is the verifier's law, s the proposing tier's own distribution, law what x was really drawn from. Whether a stage
-relaxes depends on the prefix alone, never on the token drawn (in sampling), so the law of what it emits is known
-exactly, and a later `exact` test against that law is exact whatever the thresholds below. Sources: 2211.17192 and
+p is the verifier's distribution, s the proposing tier's own, q the one that x was really drawn from. Whether a stage
+relaxes depends on the prefix alone, never on the token drawn (in sampling), so the distribution of what it emits is
+known exactly, and a later `exact` test against that q is exact whatever the thresholds below. Sources: 2211.17192 and
 2302.01318 (exact), 2502.20704 (fuzzy), 2510.12966 (thresholds per stage); `relaxed` is ours.
 """
 
@@ -32,7 +32,7 @@ class Proposal:
 
     Args:
         tokens: m ids. proposer: the tier they come from. origins: per token, the tier that first drafted it.
-        laws: float32 [m, V], laws[i] is what tokens[i] was drawn from; None = point masses on the tokens.
+        distributions: float32 [m, V]; row i is what tokens[i] was drawn from; None = point masses on the tokens.
         logits: float32 [m, V], the proposing tier's own unprocessed scores; None where it has none, or no rule asks.
         entropy: float32 [m] on the proposer's device, or None.
     """
@@ -40,7 +40,7 @@ class Proposal:
     tokens: Tokens
     proposer: int
     origins: list[int]
-    laws: torch.Tensor | None = None
+    distributions: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
 
@@ -54,8 +54,8 @@ class Verdict:
 
     Args:
         tokens: n_accepted + 1 ids. relaxed: accepted tokens that only tau let through.
-        drift: per emitted token, the distance of its law from the verifier's.
-        laws, logits: rows of the emitted tokens, as in Proposal (laws None = point masses).
+        drift: per emitted token, the distance of its distribution from the verifier's.
+        distributions, logits: rows of the emitted tokens, as in Proposal (distributions None = point masses).
         scores: the verifier's processed scores at the emitted tokens, float32.
         entropies (one more; [] if not asked for), proposal_entropy, divergences, distances: by position of the proposal.
         near_ties: per emitted token, whether its runner-up lay within rounding (greedy, half precision).
@@ -65,7 +65,7 @@ class Verdict:
     tokens: list[int]
     loosened: list[bool]
     drift: list[float]
-    laws: torch.Tensor | None
+    distributions: torch.Tensor | None
     logits: torch.Tensor
     scores: torch.Tensor
     entropies: list[float]
@@ -77,7 +77,7 @@ class Verdict:
     def truncate(self, n: int) -> None:
         """Keep the first n of the accepted tokens and nothing behind them."""
         self.n_accepted = n
-        for name in ("tokens", "loosened", "drift", "laws", "logits", "scores", "near_ties"):
+        for name in ("tokens", "loosened", "drift", "distributions", "logits", "scores", "near_ties"):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value[:n])
@@ -146,11 +146,11 @@ class Verifier:
             proposed_entropy,
         ]
         packed = _to_host([*columns, *self._on_every_row(logits, scores, decision.own, with_entropies)])
-        return _unpack(packed, proposal, decision.laws(loose), logits, scores, with_entropies)
+        return _unpack(packed, proposal, decision.distributions(loose), logits, scores, with_entropies)
 
     def _unaided(self, logits: torch.Tensor, scores: torch.Tensor, position: int, with_entropies: bool) -> Verdict:
         """A token of the verifier's own. A lookup abstains often, and then a mid tier's round is little but this."""
-        p = self.sampler.law(scores) if self.sampler.do_sample else None
+        p = self.sampler.distributions(scores) if self.sampler.do_sample else None
         own = best(scores) if p is None else self.noise.draw(p, position)
         token, *rest = _to_host([own, *self._on_every_row(logits, scores, own, with_entropies)])
         entropies, ties = (rest[:1], rest[1:]) if with_entropies else ([], rest)
@@ -175,44 +175,50 @@ class Verifier:
             x == own[:m],
             regret,
             replacement=lambda n: own.gather(0, n),
-            laws=lambda loose: None,
+            distributions=lambda loose: None,
             possible=regret.isfinite(),
             own=own,
         )
 
     def _sampled(self, proposal: Proposal, x: torch.Tensor, scores: torch.Tensor, position: int) -> _Decision:
         m, vocabulary = len(x), scores.shape[-1]
-        p = self.sampler.law(scores)
+        p = self.sampler.distributions(scores)
         p_x = p[:m].gather(-1, x[:, None])[:, 0]
-        law = None if proposal.laws is None else proposal.laws.to(p.device)
-        distance = 1.0 - p_x if law is None else total_variation(p[:m], law)
-        possible = p_x > 0 if law is None else None
+        q = None if proposal.distributions is None else proposal.distributions.to(p.device)
+        distance = 1.0 - p_x if q is None else total_variation(p[:m], q)
+        possible = p_x > 0 if q is None else None
 
-        def emitted_laws(loose: torch.Tensor) -> torch.Tensor:
+        def emitted_distributions(loose: torch.Tensor) -> torch.Tensor:
             if self.rule in ("exact", "match"):
                 return p
-            drawn_from = torch.nn.functional.one_hot(x, vocabulary).to(p.dtype) if law is None else law
+            drawn_from = torch.nn.functional.one_hot(x, vocabulary).to(p.dtype) if q is None else q
             return torch.cat([torch.where(loose[:, None], drawn_from, p[:m]), p[m:]])
 
         if self.rule == "match" or self.rule == "fuzzy" or self.noise.coupled:
             own = self.noise.draw(p, position)
             return _Decision(
-                x == own[:m], distance, replacement=lambda n: own.gather(0, n), laws=emitted_laws, possible=possible
+                x == own[:m],
+                distance,
+                replacement=lambda n: own.gather(0, n),
+                distributions=emitted_distributions,
+                possible=possible,
             )
 
         uniforms = self.noise.uniform(m + 1, p.device)
-        law_x = torch.ones_like(p_x) if law is None else law.gather(-1, x[:, None])[:, 0]
-        passes = accepts(p_x, law_x, uniforms[:m])
+        q_x = torch.ones_like(p_x) if q is None else q.gather(-1, x[:, None])[:, 0]
+        passes = accepts(p_x, q_x, uniforms[:m])
 
         def residual_draw(n: torch.Tensor) -> torch.Tensor:
             row = p.index_select(0, n)
             i = n.clamp_max(m - 1)
             point = torch.nn.functional.one_hot(x.index_select(0, i), vocabulary).to(p.dtype)
-            below = point if law is None else law.index_select(0, i)
+            below = point if q is None else q.index_select(0, i)
             row = torch.where(n < m, residual(row, below), row)
             return inverse_cdf(row, uniforms[m:])
 
-        return _Decision(passes, distance, replacement=residual_draw, laws=emitted_laws, possible=possible)
+        return _Decision(
+            passes, distance, replacement=residual_draw, distributions=emitted_distributions, possible=possible
+        )
 
     def _divergences(self, proposal: Proposal, logits: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
         if self.rule != "fuzzy":
@@ -227,28 +233,28 @@ class Verifier:
 @dataclass(slots=True)
 class _Decision:
     """passes: bool [m], the rule at tau = 0. distance: float32 [m]. replacement(n: long [1]) -> long [1], the
-    token after n accepted ones. laws(loose) -> float32 [m + 1, V] or None (point masses).
+    token after n accepted ones. distributions(loose) -> float32 [m + 1, V] or None (point masses).
 
     possible: bool [m], which tokens tau may let through. A lookup knows nothing of banned words, of min_new_tokens or of
     top_k, and no threshold may let it break them. A model's own draw obeys the same processors: None, for there a condition
-    on the token drawn would change the law. own: long [m + 1], the verifier's own choices (greedy)."""
+    on the token drawn would change the distribution. own: long [m + 1], the verifier's own choices (greedy)."""
 
     passes: torch.Tensor
     distance: torch.Tensor
     replacement: Callable[[torch.Tensor], torch.Tensor]
-    laws: Callable[[torch.Tensor], torch.Tensor | None]
+    distributions: Callable[[torch.Tensor], torch.Tensor | None]
     possible: torch.Tensor | None = None
     own: torch.Tensor | None = None
 
 
-def accepts(p_x: torch.Tensor, law_x: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The exact test u < p(x) / law(x), without the division. All [m] -> bool [m]."""
-    return uniforms * law_x < p_x
+def accepts(p_x: torch.Tensor, q_x: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The exact test u < p(x) / q(x), without the division. All [m] -> bool [m]."""
+    return uniforms * q_x < p_x
 
 
-def residual(p: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
-    """Unnormalised max(0, p - law), or p itself where nothing is left (equal laws, up to rounding). [m, V] -> [m, V]"""
-    left = (p - law).clamp_min(0.0)
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Unnormalised max(0, p - q), or p itself where nothing is left (p = q, up to rounding). [m, V] -> [m, V]"""
+    left = (p - q).clamp_min(0.0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
@@ -295,7 +301,7 @@ def _possible(token: float) -> int:
 def _unpack(
     packed: list[float],
     proposal: Proposal,
-    laws: torch.Tensor | None,
+    distributions: torch.Tensor | None,
     logits: torch.Tensor,
     scores: torch.Tensor,
     with_entropies: bool,
@@ -313,7 +319,7 @@ def _unpack(
         tokens=[*tokens[:n], final],
         loosened=[bool(loose[i] and not passes[i]) for i in range(n)],
         drift=[distances[i] if loose[i] else 0.0 for i in range(n)] + [0.0],
-        laws=None if laws is None else laws[emitted],
+        distributions=None if distributions is None else distributions[emitted],
         logits=logits[emitted],
         scores=scores[emitted],
         entropies=entropies,

@@ -73,9 +73,9 @@ def fidelity(model: PreTrainedModel, target: PreTrainedModel, rows: list[tuple[T
     scorers = [Scorer.alone(one) for one in (model, target)]
     agreement, overlap, count = 0.0, 0.0, 0
     for ids, prompt in rows:
-        laws, target_laws = (scorer.along(ids.tolist(), prompt).softmax(-1) for scorer in scorers)
-        agreement += (laws.argmax(-1) == target_laws.argmax(-1)).sum().item()
-        overlap += torch.minimum(laws, target_laws).sum().item()
+        distributions, target_distributions = (scorer.along(ids.tolist(), prompt).softmax(-1) for scorer in scorers)
+        agreement += (distributions.argmax(-1) == target_distributions.argmax(-1)).sum().item()
+        overlap += torch.minimum(distributions, target_distributions).sum().item()
         count += len(ids) - prompt
     return agreement / count, overlap / count
 

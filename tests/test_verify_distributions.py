@@ -1,4 +1,4 @@
-"""Every verifier's emitted law, computed (not sampled) through the real `Verifier.verify`, against the definitions.
+"""Every verifier's emitted distribution, computed (not sampled) through the real `Verifier.verify`, against the definitions.
 
 The only randomness of a verdict is its uniforms. As functions of one uniform its decisions are monotone steps, so bisection
 finds where they jump and the probability of every token is an interval's length, exact to the bisection's width.
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from toys import VOCAB, warped_law, warpers
+from toys import VOCAB, warped_distribution, warpers
 
 from adaptive_pyramid.decoding.divergence import DIVERGENCES
 from adaptive_pyramid.decoding.drift import DriftBudget
@@ -74,27 +74,31 @@ def random_logits(seed: int, rows: int = 2, spread: float = 0.8) -> tuple[torch.
     return p, p[:-1] + spread * torch.randn(rows - 1, VOCAB, generator=generator)
 
 
-def emitted_law(
+def emitted_distribution(
     verifier: Verifier,
     noise: GivenNoise,
     logits: torch.Tensor,
     scores: torch.Tensor,
     draft_logits: torch.Tensor,
-    law: torch.Tensor,
+    distribution: torch.Tensor,
     tau: float,
 ) -> tuple[np.ndarray, list[Verdict]]:
-    """Law [V] of the first token emitted for a proposal of one token drawn from `law` [1, V]; and one verdict per outcome."""
+    """Of the first token emitted for a proposal of one token drawn from `distribution` [1, V]: float64 [V]; one verdict per outcome."""
     verdicts: list[Verdict] = []
 
     def verify(x: int, *uniforms: float) -> Verdict:
         noise.values = list(uniforms)
         return verifier.verify(
-            Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position=7
+            Proposal(Tokens([x]), 0, [0], distributions=distribution, logits=draft_logits),
+            logits,
+            scores,
+            tau,
+            position=7,
         )
 
     total = np.zeros(VOCAB)
     for x in range(VOCAB):
-        mass = float(law[0, x])
+        mass = float(distribution[0, x])
         if mass == 0:
             continue
 
@@ -127,26 +131,26 @@ def prepared(
     sampler = Sampler(True, warpers(**settings))
     logits, draft_logits = random_logits(seed)
     scores, draft_scores = sampler.scores(logits, None, Tokens()), sampler.scores(draft_logits, None, Tokens())
-    p = np.array([warped_law(row, **settings) for row in logits.double().numpy()])
-    q = warped_law(draft_logits[0].double().numpy(), **settings)
-    return sampler, logits, scores, draft_logits, sampler.law(draft_scores), p, q
+    p = np.array([warped_distribution(row, **settings) for row in logits.double().numpy()])
+    q = warped_distribution(draft_logits[0].double().numpy(), **settings)
+    return sampler, logits, scores, draft_logits, sampler.distributions(draft_scores), p, q
 
 
 def reference_divergence(p: np.ndarray, q: np.ndarray) -> float:
     """Jensen-Shannon divergence of two rows of raw logits, nats."""
-    p, q = warped_law(p), warped_law(q)
+    p, q = warped_distribution(p), warped_distribution(q)
     middle = (p + q) / 2
     return float((p * np.log(p / middle) + q * np.log(q / middle)).sum() / 2)
 
 
 @pytest.mark.parametrize(("rule", "tau"), RULES_AND_TAUS)
-def test_emitted_law_under_private_noise(rule, tau):
+def test_emitted_distribution_under_private_noise(rule, tau):
     loosened = set()
     for seed, settings in enumerate(SETTINGS):
-        sampler, logits, scores, draft_logits, law, p, q = prepared(settings, seed)
+        sampler, logits, scores, draft_logits, distribution, p, q = prepared(settings, seed)
         noise = GivenNoise()
-        measured, verdicts = emitted_law(
-            Verifier(rule, "js", sampler, noise), noise, logits, scores, draft_logits, law, tau
+        measured, verdicts = emitted_distribution(
+            Verifier(rule, "js", sampler, noise), noise, logits, scores, draft_logits, distribution, tau
         )
         distance = 0.5 * np.abs(p[0] - q).sum()
         compared = (
@@ -159,14 +163,14 @@ def test_emitted_law_under_private_noise(rule, tau):
         np.testing.assert_allclose(measured, q if loose else p[0], atol=TOLERANCE, err_msg=f"{settings}")
         assert {verdict.n_accepted for verdict in verdicts} <= ({1} if loose else {0, 1})
         for verdict in verdicts:
-            # What the verdict says about itself: the law of both tokens, and the distance of the first from p.
-            np.testing.assert_allclose(verdict.laws[0], measured, atol=TOLERANCE)
+            # What the verdict says about itself: the distribution of both tokens, and the distance of the first from p.
+            np.testing.assert_allclose(verdict.distributions[0], measured, atol=TOLERANCE)
             np.testing.assert_allclose(
                 verdict.drift[0], 0.5 * np.abs(measured - p[0]).sum() if loose else 0.0, atol=TOLERANCE
             )
-            assert len(verdict.tokens) == len(verdict.laws) == len(verdict.drift) == verdict.n_accepted + 1
+            assert len(verdict.tokens) == len(verdict.distributions) == len(verdict.drift) == verdict.n_accepted + 1
             if verdict.n_accepted:
-                np.testing.assert_allclose(verdict.laws[1], p[1], atol=TOLERANCE)
+                np.testing.assert_allclose(verdict.distributions[1], p[1], atol=TOLERANCE)
                 assert verdict.drift[1] == 0.0
             np.testing.assert_allclose(verdict.distances, [distance], atol=TOLERANCE)
             np.testing.assert_allclose(verdict.divergences, [compared], atol=TOLERANCE)
@@ -174,9 +178,9 @@ def test_emitted_law_under_private_noise(rule, tau):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_bonus_token_is_drawn_from_the_verifiers_law(rule):
+def test_bonus_token_is_drawn_from_the_verifiers_distribution(rule):
     for seed, settings in enumerate(SETTINGS[::5]):
-        sampler, logits, scores, draft_logits, law, p, _ = prepared(settings, seed)
+        sampler, logits, scores, draft_logits, distribution, p, _ = prepared(settings, seed)
         noise = GivenNoise()
         verifier = Verifier(rule, "js", sampler, noise)
         x = int(p[0].argmax())
@@ -185,7 +189,7 @@ def test_bonus_token_is_drawn_from_the_verifiers_law(rule):
         def bonus(u: float) -> int:
             noise.values = [start, u]
             verdict = verifier.verify(
-                Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, 0.0, 7
+                Proposal(Tokens([x]), 0, [0], distributions=distribution, logits=draft_logits), logits, scores, 0.0, 7
             )
             assert verdict.n_accepted == 1
             return verdict.tokens[1]
@@ -195,8 +199,8 @@ def test_bonus_token_is_drawn_from_the_verifiers_law(rule):
 
 
 @pytest.mark.parametrize(("rule", "tau"), RULES_AND_TAUS)
-def test_emitted_law_of_a_point_mass_proposal(rule, tau):
-    """A lookup's law is the point mass on what it found, in acceptance, in residuals, in drift and in what is passed on."""
+def test_emitted_distribution_of_a_point_mass_proposal(rule, tau):
+    """A lookup's distribution is the point mass on what it found, in acceptance, residuals, drift and what is passed on."""
     point = torch.nn.functional.one_hot(torch.arange(VOCAB), VOCAB).float()
     for seed, settings in enumerate(SETTINGS[::3]):
         sampler, logits, scores, _, _, p, _ = prepared(settings, seed)
@@ -204,7 +208,7 @@ def test_emitted_law_of_a_point_mass_proposal(rule, tau):
             noise = GivenNoise()
             verifier = Verifier(rule, "tv", sampler, noise)
             distance = 1 - p[0][x]
-            compared = 1 - warped_law(logits[0].double().numpy())[x] if rule == "fuzzy" else distance
+            compared = 1 - warped_distribution(logits[0].double().numpy())[x] if rule == "fuzzy" else distance
             loose = tau > 0 and compared <= tau
 
             def verify(*uniforms: float) -> Verdict:
@@ -220,14 +224,14 @@ def test_emitted_law_of_a_point_mass_proposal(rule, tau):
                 np.testing.assert_allclose(accepted, 1.0 if loose else p[0][x], atol=TOLERANCE)
             for u, v in itertools.product((0.01, 0.3, 0.6, 0.99), repeat=2):
                 verdict = verify(u, v)
-                np.testing.assert_allclose(verdict.laws[0], point[x] if loose else p[0], atol=TOLERANCE)
+                np.testing.assert_allclose(verdict.distributions[0], point[x] if loose else p[0], atol=TOLERANCE)
                 np.testing.assert_allclose(verdict.drift[0], distance if loose else 0.0, atol=TOLERANCE)
                 assert p[0][verdict.tokens[0]] > 0 or loose
                 if verdict.n_accepted == 0:
                     assert verdict.tokens[0] != x  # the residual of a point mass has nothing left at x
 
 
-def test_no_proposal_draws_from_the_verifiers_law():
+def test_no_proposal_draws_from_the_verifiers_distribution():
     for settings in SETTINGS[::5]:
         sampler, logits, scores, _, _, p, _ = prepared(settings, 3)
         noise = GivenNoise()
@@ -236,7 +240,7 @@ def test_no_proposal_draws_from_the_verifiers_law():
             def draw(u: float) -> int:
                 noise.values = [u]
                 verdict = Verifier(rule, "js", sampler, noise).verify(None, logits[:1], scores[:1], 0.5, 7)
-                assert (verdict.n_accepted, verdict.drift, len(verdict.laws)) == (0, [0.0], 1)
+                assert (verdict.n_accepted, verdict.drift, len(verdict.distributions)) == (0, [0.0], 1)
                 return verdict.tokens[0]
 
             lengths = step_lengths(draw)
@@ -245,15 +249,19 @@ def test_no_proposal_draws_from_the_verifiers_law():
 
 @pytest.mark.parametrize(("rule", "tau"), [pair for pair in RULES_AND_TAUS if pair[0] != "exact"])
 def test_coupled_noise_emits_the_shared_draw(rule, tau):
-    """With keyed noise every emitted token is argmax(law * e^g) of the law that the verdict names: pathwise, not in law."""
+    """With keyed noise every emitted token is argmax(p * e^g) of the distribution p that the verdict names, path by path."""
     noise = KeyedNoise(seed=5, vocab_size=VOCAB)
     seen = set()
     for seed, settings in enumerate(SETTINGS * 2):
-        sampler, logits, scores, draft_logits, law, p, q = prepared(settings, seed)
+        sampler, logits, scores, draft_logits, distribution, p, q = prepared(settings, seed)
         position = 100 * seed
-        x = noise.draw(law, position)
+        x = noise.draw(distribution, position)
         verdict = Verifier(rule, "js", sampler, noise).verify(
-            Proposal(Tokens(x.tolist()), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, position
+            Proposal(Tokens(x.tolist()), 0, [0], distributions=distribution, logits=draft_logits),
+            logits,
+            scores,
+            tau,
+            position,
         )
         distance = 0.5 * np.abs(p[0] - q).sum()
         compared = (
@@ -262,37 +270,42 @@ def test_coupled_noise_emits_the_shared_draw(rule, tau):
             else distance
         )
         loose = tau > 0 and compared <= tau
-        np.testing.assert_allclose(verdict.laws[0], q if loose else p[0], atol=TOLERANCE)
+        np.testing.assert_allclose(verdict.distributions[0], q if loose else p[0], atol=TOLERANCE)
         np.testing.assert_allclose(verdict.drift[0], distance if loose else 0.0, atol=TOLERANCE)
         for i, token in enumerate(verdict.tokens):
-            assert token == noise.draw(verdict.laws[i : i + 1], position + i)
+            assert token == noise.draw(verdict.distributions[i : i + 1], position + i)
         seen.add((loose, verdict.n_accepted))
     assert seen >= {(False, 0), (False, 1)} | ({(True, 1)} if tau else set())
 
 
-def test_keyed_draws_have_the_law_they_were_drawn_from():
-    law = torch.tensor([0.62, 0.3, 0.07, 0.01, 0.0])
+def test_keyed_draws_have_the_distribution_they_were_drawn_from():
+    distribution = torch.tensor([0.62, 0.3, 0.07, 0.01, 0.0])
     n = 40_000
-    draws = KeyedNoise(seed=2, vocab_size=5).draw(law.expand(n, -1), position=0)
+    draws = KeyedNoise(seed=2, vocab_size=5).draw(distribution.expand(n, -1), position=0)
     counts = torch.bincount(draws, minlength=5).numpy()
     assert counts[4] == 0
-    assert stats.chisquare(counts[:4], n * law[:4].double().numpy() / law[:4].double().sum().numpy()).pvalue > 1e-4
-    other = KeyedNoise(seed=3, vocab_size=5).draw(law.expand(n, -1), position=0)
+    assert (
+        stats.chisquare(
+            counts[:4], n * distribution[:4].double().numpy() / distribution[:4].double().sum().numpy()
+        ).pvalue
+        > 1e-4
+    )
+    other = KeyedNoise(seed=3, vocab_size=5).draw(distribution.expand(n, -1), position=0)
     # Neither another seed nor the neighbouring position may share a stream: independent draws agree in sum p^2.
     for agreement in ((draws == other).double().mean(), (draws[1:] == draws[:-1]).double().mean()):
-        assert abs(float(agreement) - float((law**2).sum())) < 5 * 0.5 / n**0.5
+        assert abs(float(agreement) - float((distribution**2).sum())) < 5 * 0.5 / n**0.5
 
 
 def test_keyed_draws_of_a_large_vocabulary_keep_to_what_is_likely():
     """Noise of too few bits is 0 or infinite once in 10^7 entries, and then any of 50,000 tokens wins, however unlikely."""
     vocabulary = 50_000
-    law = torch.full((1, vocabulary), 1e-9 / vocabulary)
-    law[0, 0] = 1.0
+    distribution = torch.full((1, vocabulary), 1e-9 / vocabulary)
+    distribution[0, 0] = 1.0
     noise = KeyedNoise(seed=1, vocab_size=vocabulary)
-    assert all(int(noise.draw(law, position)) == 0 for position in range(2000))
+    assert all(int(noise.draw(distribution, position)) == 0 for position in range(2000))
     # And the tail is there: tokens of probability 1e-5 come up as often as they should.
-    law[0, 0], law[0, 1:20_001] = 0.8, 1e-5
-    rare = sum(0 < int(noise.draw(law, position)) <= 20_000 for position in range(2000))
+    distribution[0, 0], distribution[0, 1:20_001] = 0.8, 1e-5
+    rare = sum(0 < int(noise.draw(distribution, position)) <= 20_000 for position in range(2000))
     assert abs(rare - 400) < 5 * (2000 * 0.2 * 0.8) ** 0.5
 
 
@@ -336,8 +349,8 @@ def test_greedy_decisions(rule, tau):
         assert verdict.n_accepted == len(expected)
         assert verdict.tokens == [*expected, best[len(expected)]]
         np.testing.assert_allclose(verdict.drift, [*drift, 0.0], atol=1e-6)
-        assert verdict.laws is None
-        # A regret is log p(best) - log p(x) of the processed law.
+        assert verdict.distributions is None
+        # A regret is log p(best) - log p(x) of the processed distribution.
         log_p = torch.log_softmax(scores, -1)
         np.testing.assert_allclose(
             verdict.distances, [float(log_p[i, best[i]] - log_p[i, x[i]]) for i in range(3)], atol=1e-5
@@ -349,26 +362,29 @@ def test_greedy_decisions(rule, tau):
 
 
 def test_rows_of_a_longer_verdict_belong_to_their_positions():
-    """Some of four positions loose, some not: laws, drift, scores and flags line up with the tokens."""
+    """Some of four positions loose, some not: distributions, drift, scores and flags line up with the tokens."""
     mixed = 0
     for seed in range(40):
         sampler = Sampler(True, warpers(temperature=0.9))
         logits, draft_logits = random_logits(seed, rows=5, spread=0.5)
-        scores, law = sampler.scores(logits, None, Tokens()), sampler.law(sampler.scores(draft_logits, None, Tokens()))
-        noise = PrivateNoise(seed)
-        x = noise.draw(law, 0).tolist()
-        verdict = Verifier("relaxed", "js", sampler, noise).verify(
-            Proposal(Tokens(x), 0, [0] * 4, laws=law), logits, scores, 0.15, 7
+        scores, distribution = (
+            sampler.scores(logits, None, Tokens()),
+            sampler.distributions(sampler.scores(draft_logits, None, Tokens())),
         )
-        p, n = sampler.law(scores), verdict.n_accepted
-        distance = 0.5 * (p[:4] - law).abs().sum(-1)
+        noise = PrivateNoise(seed)
+        x = noise.draw(distribution, 0).tolist()
+        verdict = Verifier("relaxed", "js", sampler, noise).verify(
+            Proposal(Tokens(x), 0, [0] * 4, distributions=distribution), logits, scores, 0.15, 7
+        )
+        p, n = sampler.distributions(scores), verdict.n_accepted
+        distance = 0.5 * (p[:4] - distribution).abs().sum(-1)
         loose = distance <= 0.15
         mixed += 0 < int(loose[:n].sum()) < n
         assert verdict.tokens[:n] == x[:n]
         for i in range(n):
-            torch.testing.assert_close(verdict.laws[i], law[i] if loose[i] else p[i])
+            torch.testing.assert_close(verdict.distributions[i], distribution[i] if loose[i] else p[i])
             assert verdict.drift[i] == pytest.approx(float(distance[i]) if loose[i] else 0.0, abs=1e-7)
-        torch.testing.assert_close(verdict.laws[n], p[n])
+        torch.testing.assert_close(verdict.distributions[n], p[n])
         assert len(verdict.scores) == len(verdict.logits) == n + 1 and len(verdict.entropies) == 5
         torch.testing.assert_close(verdict.scores, scores[: n + 1])
         torch.testing.assert_close(verdict.logits, logits[: n + 1])
@@ -378,8 +394,8 @@ def test_rows_of_a_longer_verdict_belong_to_their_positions():
 def test_budget_turns_a_loose_position_into_an_exact_one():
     sampler = Sampler(True)
     logits, draft_logits = random_logits(1)
-    law, p = sampler.law(draft_logits), sampler.law(logits)
-    distance = float(0.5 * (p[0] - law[0]).abs().sum())
+    distribution, p = sampler.distributions(draft_logits), sampler.distributions(logits)
+    distance = float(0.5 * (p[0] - distribution[0]).abs().sum())
     for allowed in (0.9 * distance, 1.1 * distance):
         noise = GivenNoise()
 
@@ -387,25 +403,25 @@ def test_budget_turns_a_loose_position_into_an_exact_one():
             def verify(self, *args, **kwargs):
                 return super().verify(*args, budget=DriftBudget(allowed), **kwargs)
 
-        measured, verdicts = emitted_law(
-            Budgeted("relaxed", "js", sampler, noise), noise, logits, logits, draft_logits, law, 1.0
+        measured, verdicts = emitted_distribution(
+            Budgeted("relaxed", "js", sampler, noise), noise, logits, logits, draft_logits, distribution, 1.0
         )
-        np.testing.assert_allclose(measured, law[0] if allowed > distance else p[0], atol=TOLERANCE)
+        np.testing.assert_allclose(measured, distribution[0] if allowed > distance else p[0], atol=TOLERANCE)
         for verdict in verdicts:
-            np.testing.assert_allclose(verdict.laws[0], measured, atol=TOLERANCE)
+            np.testing.assert_allclose(verdict.distributions[0], measured, atol=TOLERANCE)
             assert verdict.drift[0] == pytest.approx(distance if allowed > distance else 0.0, abs=1e-6)
 
 
-def test_equal_laws_are_always_accepted_and_leave_no_residual():
-    """law == p to the last bit: no uniform below 1 may refuse, and a residual without mass falls back on p."""
+def test_equal_distributions_are_always_accepted_and_leave_no_residual():
+    """distribution == p to the last bit: no uniform below 1 may refuse, and a residual without mass falls back on p."""
     sampler = Sampler(True)
     logits, _ = random_logits(4)
-    law = sampler.law(logits[:1])
+    distribution = sampler.distributions(logits[:1])
     noise = GivenNoise()
     for x, u in itertools.product(range(VOCAB), (0.0, 0.5, 1 - 2.0**-24)):
         noise.values = [u, 0.5]
         verdict = Verifier("exact", "js", sampler, noise).verify(
-            Proposal(Tokens([x]), 0, [0], laws=law), logits, logits, 0.0, 7
+            Proposal(Tokens([x]), 0, [0], distributions=distribution), logits, logits, 0.0, 7
         )
         assert verdict.n_accepted == 1
 
@@ -413,15 +429,15 @@ def test_equal_laws_are_always_accepted_and_leave_no_residual():
 def test_a_token_that_the_verifier_rules_out_is_refused_even_at_zero():
     sampler = Sampler(True, warpers(top_k=2))
     logits, draft_logits = random_logits(6)
-    scores, law = sampler.scores(logits, None, Tokens()), sampler.law(draft_logits)
-    x = int(sampler.law(scores)[0].argmin())
-    for rule, proposed in itertools.product(("exact", "relaxed"), (law, None)):
+    scores, distribution = sampler.scores(logits, None, Tokens()), sampler.distributions(draft_logits)
+    x = int(sampler.distributions(scores)[0].argmin())
+    for rule, proposed in itertools.product(("exact", "relaxed"), (distribution, None)):
         noise = GivenNoise()
         noise.values = [0.0, 0.0]
         verdict = Verifier(rule, "js", sampler, noise).verify(
-            Proposal(Tokens([x]), 0, [0], laws=proposed), logits, scores, 0.0, 7
+            Proposal(Tokens([x]), 0, [0], distributions=proposed), logits, scores, 0.0, 7
         )
-        assert verdict.n_accepted == 0 and sampler.law(scores)[0, verdict.tokens[0]] > 0
+        assert verdict.n_accepted == 0 and sampler.distributions(scores)[0, verdict.tokens[0]] > 0
 
 
 def test_near_ties_are_counted_and_leave_the_scores_alone():
@@ -454,9 +470,9 @@ def topk_mismatch(k: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 DEFINITIONS = {
     "js": reference_divergence,
-    "tv": lambda p, q: 0.5 * np.abs(warped_law(p) - warped_law(q)).sum(),
-    "kl": lambda p, q: (warped_law(p) * np.log(warped_law(p) / warped_law(q))).sum(),
-    "kl_rev": lambda p, q: (warped_law(q) * np.log(warped_law(q) / warped_law(p))).sum(),
+    "tv": lambda p, q: 0.5 * np.abs(warped_distribution(p) - warped_distribution(q)).sum(),
+    "kl": lambda p, q: (warped_distribution(p) * np.log(warped_distribution(p) / warped_distribution(q))).sum(),
+    "kl_rev": lambda p, q: (warped_distribution(q) * np.log(warped_distribution(q) / warped_distribution(p))).sum(),
     "logit_gap": lambda p, q: p.max() - p[q.argmax()],
     "topk_1": topk_mismatch(1),
     "topk_5": topk_mismatch(5),
@@ -471,13 +487,18 @@ def test_fuzzy_compares_the_named_divergence_of_raw_logits(name):
     generator = torch.Generator().manual_seed(3)
     logits = 2 * torch.randn(2, 30, generator=generator)
     draft_logits = logits[:1] + 2 * torch.randn(1, 30, generator=generator)
-    scores, law = sampler.scores(logits, None, Tokens()), sampler.law(sampler.scores(draft_logits, None, Tokens()))
+    scores, distribution = (
+        sampler.scores(logits, None, Tokens()),
+        sampler.distributions(sampler.scores(draft_logits, None, Tokens())),
+    )
     expected = DEFINITIONS[name](logits[0].double().numpy(), draft_logits[0].double().numpy())
     assert expected > 0.01
     verifier = Verifier("fuzzy", name, sampler, PrivateNoise(0))
     x = int(scores[0].argmin())  # hopeless under the verifier's own draw
     for tau, n_accepted in ((expected * 1.001, 1), (expected * 0.999, 0)):
-        verdict = verifier.verify(Proposal(Tokens([x]), 0, [0], laws=law, logits=draft_logits), logits, scores, tau, 7)
+        verdict = verifier.verify(
+            Proposal(Tokens([x]), 0, [0], distributions=distribution, logits=draft_logits), logits, scores, tau, 7
+        )
         assert verdict.n_accepted == n_accepted
         assert verdict.divergences == pytest.approx([expected], rel=1e-5)
 
