@@ -43,7 +43,7 @@ def embedded_family():
 @pytest.fixture(scope="session")
 def postgresql():
     """The URL of a real PostgreSQL server, started for this session."""
-    import postgres
+    from tests import postgres
 
     programs = postgres.server_programs()
     if programs is None:

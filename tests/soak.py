@@ -1,6 +1,6 @@
 """Random combinations of everything, in float64, against Hugging Face `generate`.
 
-    python tests/soak.py --runs 2000 --seed 0
+    python -m tests.soak --runs 2000 --seed 0
 
 Every run is one call of `AdaptivePyramid.generate` on a tiny graded family. Lossless methods must give the ids (and text) of
 `target.generate`: greedy, or plain sampling with the same keyed noise. All methods must keep the counters' identities and
@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-
-from engine import ChosenControl, check_identities, counted_forwards, reference_ids
-from tiny import ARCHITECTURES, EOS, PAD, VOCAB, graded_family, tiny_tokenizer
 from transformers import PreTrainedModel
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.pyramid import AdaptivePyramid
+from tests.engine import ChosenControl, check_identities, counted_forwards, reference_ids
+from tests.tiny import ARCHITECTURES, EOS, PAD, VOCAB, graded_family, tiny_tokenizer
 
 VARIANTS = ("plain", "plain", "mixed dtypes", "larger draft vocabulary", "smaller draft vocabulary", "same model")
 LOWER = ("exact", "match", "fuzzy", "relaxed")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from recorded import agreement, synthetic
 
 from adaptive_pyramid.config import PyramidConfig
+from tests.recorded import agreement, synthetic
 from tuning.acceptance import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
 from tuning.replay import Replay
 from tuning.traces import DIVERGENCES, NOTHING, TraceSet

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.control.bandit import BanditController
@@ -15,6 +14,7 @@ from adaptive_pyramid.control.reward import SpeedReward
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel
 from policies import POLICIES, make_policy
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 

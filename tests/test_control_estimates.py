@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.change_detection import PageHinkley
@@ -16,6 +15,7 @@ from adaptive_pyramid.control.estimates import Estimates
 from adaptive_pyramid.control.forecast import Forecast, Pair
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import WIDTHS
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 COSTS = {tier: dict.fromkeys(WIDTHS, first) for tier, first in {0: 0.004, 1: 0.012, 2: 0.040}.items()}
 TWO, CHAIN = (0, 2), (0, 1, 2)

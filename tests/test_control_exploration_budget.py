@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.control.exploration_budget import ExplorationBudget
 from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import WIDTHS, CostModel
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 
 def row(first: float, slope: float) -> dict[int, float]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.forecast import Forecast, Pair, Rates, pairs_of
 from adaptive_pyramid.throughput import WIDTHS, Acceptance, CostModel, ThroughputModel
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 COSTS = {
     tier: {width: first * (1 + 0.03 * (width - 1)) for width in WIDTHS}

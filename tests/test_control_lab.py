@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("COLUMNS", "120")
-    import control_lab
+    from benchmarks import control_lab
 
     return control_lab
 
@@ -49,7 +46,7 @@ def test_bad_options(lab) -> None:
 
 
 def test_speed_benchmark_runs(lab, capsys: pytest.CaptureFixture) -> None:
-    import control_speed
+    from benchmarks import control_speed
 
     control_speed.main(["--blocks", "20"])
     assert "planner" in capsys.readouterr().out

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 
 import pytest
-from simulated import Regime, SimulatedEnvironment, run
 
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.control.planner import PlannerController
 from adaptive_pyramid.throughput import WIDTHS, CostModel
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 
 def row(first: float, slope: float = 0.01) -> dict[int, float]:

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from simulated import Regime, SimulatedEnvironment, run
-from tiny import graded_family
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
@@ -16,6 +14,8 @@ from adaptive_pyramid.models import calibration
 from adaptive_pyramid.models.families import Family, TierReport
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.throughput import Acceptance, CostModel, expected_tokens
+from tests.simulated import Regime, SimulatedEnvironment, run
+from tests.tiny import graded_family
 
 CONFIG = PyramidConfig.simple([2, 4])
 COSTS = CostModel({0: {1: 0.001, 8: 0.002}, 1: {1: 0.004, 8: 0.006}, 2: {1: 0.04, 8: 0.05}})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from recorded import synthetic
 
 from adaptive_pyramid.config import PyramidConfig
+from tests.recorded import synthetic
 from tuning.costs import FOLDER, cost_table_names, load_costs
 from tuning.replay import Replay
 

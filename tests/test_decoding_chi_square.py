@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from toys import PROMPT, VOCAB, chi_square_p, exact_distribution, sampled_outputs, toy_decoder, toy_tables
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
@@ -23,6 +22,15 @@ from adaptive_pyramid.decoding.tiers import Stage
 from adaptive_pyramid.decoding.tokens import Tokens
 from adaptive_pyramid.decoding.verify import Proposal
 from adaptive_pyramid.stats import BlockStats
+from tests.toys import (
+    PROMPT,
+    VOCAB,
+    chi_square_p,
+    exact_distribution,
+    sampled_outputs,
+    toy_decoder,
+    toy_tables,
+)
 
 RUNS = 900
 LEAST = 1e-4

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 import torch
-from engine import ChosenControl, reference_ids
-from tiny import ARCHITECTURES, EOS, graded_family, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.pyramid import AdaptivePyramid
+from tests.engine import ChosenControl, reference_ids
+from tests.tiny import ARCHITECTURES, EOS, graded_family, tiny_model
 
 torch.set_num_threads(1)
 PROMPT = [1, 10, 11, 12, 30, 10, 11]

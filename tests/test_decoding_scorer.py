@@ -10,14 +10,14 @@ import random
 
 import pytest
 import torch
-from engine import counted_forwards
-from tiny import ARCHITECTURES, graded_family, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.scorer import Scorer
 from adaptive_pyramid.decoding.tokens import Tokens, TokenSequence
 from adaptive_pyramid.request import GenerationRequest
+from tests.engine import counted_forwards
+from tests.tiny import ARCHITECTURES, graded_family, tiny_model
 
 torch.set_num_threads(1)
 

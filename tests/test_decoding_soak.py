@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from soak import soak
-from tiny import ARCHITECTURES
+
+from tests.soak import soak
+from tests.tiny import ARCHITECTURES
 
 torch.set_num_threads(1)
 

@@ -7,8 +7,6 @@ from collections import Counter
 
 import pytest
 import torch
-from engine import ChosenControl, check_identities, counted_forwards, reference_ids
-from tiny import ARCHITECTURES, EOS, VOCAB, graded_family, perturbed, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
@@ -16,6 +14,8 @@ from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.request import GenerationRequest
+from tests.engine import ChosenControl, check_identities, counted_forwards, reference_ids
+from tests.tiny import ARCHITECTURES, EOS, VOCAB, graded_family, perturbed, tiny_model
 
 torch.set_num_threads(1)
 PROMPT = [1, 10, 11, 12]

@@ -9,8 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import EOS, graded_family, tiny_tokenizer
-from toys import (
+
+from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
+from adaptive_pyramid.decoding.drift import DriftBudget
+from adaptive_pyramid.decoding.method import Method, resolve
+from adaptive_pyramid.pyramid import AdaptivePyramid
+from adaptive_pyramid.stats import BlockStats, GenerationStats
+from tests.tiny import EOS, graded_family, tiny_tokenizer
+from tests.toys import (
     exact_distribution,
     sampled_outputs,
     total_variation,
@@ -19,12 +25,6 @@ from toys import (
     toy_tables,
     warped_distribution,
 )
-
-from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
-from adaptive_pyramid.decoding.drift import DriftBudget
-from adaptive_pyramid.decoding.method import Method, resolve
-from adaptive_pyramid.pyramid import AdaptivePyramid
-from adaptive_pyramid.stats import BlockStats, GenerationStats
 
 torch.set_num_threads(1)
 RELAXED = [Method("relaxed", lower, "relaxed", "tv") for lower in ("exact", "match", "fuzzy", "relaxed")]

@@ -1,4 +1,4 @@
-"""What the README and the examples show runs, here on tiny models saved to disk."""
+"""What the README, the examples and the benchmarks show runs, here on tiny models saved to disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from recorded import synthetic
-from tiny import graded_family, tiny_tokenizer
 
 import adaptive_pyramid
 from adaptive_pyramid import AdaptivePyramid, PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
+from tests.recorded import synthetic
+from tests.tiny import graded_family, tiny_tokenizer
 from tuning.traces import TraceSet
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,10 @@ def folder(tmp_path_factory) -> Path:
 def run_example(monkeypatch, capsys):
     def run(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        if name.endswith(".py"):
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        else:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
         return capsys.readouterr().out
 
     return run
@@ -60,8 +63,42 @@ def test_blocks_by_hand(folder, run_example):
     )
 
 
+def test_quickstart(folder, run_example):
+    out = run_example("quickstart.py", "--family", folder / "mine.yaml", "--tokens", 12)
+    assert "tokens/s" in out and re.search(r"^ *block ", out, flags=re.M)
+
+
+def test_own_models(folder, run_example):
+    out = run_example("own_models.py", folder / "draft", folder / "target", "--tokens", 12)
+    assert "same ids as the target alone: True" in out
+
+
+def test_one_model(folder, run_example):
+    out = run_example("one_model.py", folder / "target", "--tokens", 12)
+    assert "same ids: True" in out and "the model alone: " in out
+
+
+def test_own_task(folder, tmp_path, run_example):
+    sizes = ("--trials", 2, "--questions", 2, "--tokens", 4)
+    out = run_example("own_task.py", tmp_path / "new", "--family", folder / "mine.yaml", *sizes)
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {"capitals.yaml", "capitals.jsonl", "profile.yaml", "profile.html"} <= written and "tokens/s" in out
+
+
+def test_own_policy(folder, run_example):
+    out = run_example("own_policy.py", "--family", folder / "mine.yaml", "--tokens", 40)
+    assert re.search(r"^ +\d+ blocks  \S", out, flags=re.M)
+
+
+def test_every_example_is_in_the_readme_and_run_here():
+    here = Path(__file__).read_text(encoding="utf-8")
+    for path in (ROOT / "examples").iterdir():
+        if path.suffix == ".py":
+            assert f"| `{path.name}` |" in README and f'run_example("{path.name}"' in here.replace("\n        ", "")
+
+
 def test_overhead(folder, run_example):
-    out = run_example("overhead.py", "--family", folder / "mine.yaml", "--tokens", 24, "--contexts", 16, 64)
+    out = run_example("overhead", "--family", folder / "mine.yaml", "--tokens", 24, "--contexts", 16, 64)
     rows = [line for line in out.splitlines() if "greedy" in line or "keyed" in line]
     assert len(rows) == 2 * 2 * len(AdaptivePyramid.from_family(str(folder / "mine.yaml")).pool().routes())
     assert all("1.00" in row for row in rows), "a verification copied more than once to the host"
@@ -100,8 +137,11 @@ def test_readme_code(folder, monkeypatch, recwarn):
 
 
 def test_readme_names_what_exists():
-    for name in re.findall(r"`examples/(\w+\.py)`|`(\w+\.py)`", README):
-        assert (ROOT / "examples" / (name[0] or name[1])).is_file(), name
+    for name in re.findall(r"`(\w+\.py)`", README):
+        assert (ROOT / "examples" / name).is_file(), name
+    listed = set(re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? \|", README.partition("In `benchmarks/`")[2], flags=re.M))
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    assert {name for names in listed for name in names if name} == scripts
     for module in re.findall(r"python -m (tuning\.\w+)", README):
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
     for page in re.findall(r"docs/\w[\w-]*\.md", README):
@@ -110,7 +150,7 @@ def test_readme_names_what_exists():
 
 
 def test_never_slower(folder, run_example):
-    out = run_example("never_slower.py", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
+    out = run_example("never_slower", "--family", folder / "mine.yaml", "--tokens", 12, "--repeats", 1)
     assert re.search(r"12 +│ \d\.\d+ \[", out)
 
 
@@ -122,7 +162,7 @@ def test_drift_table(folder, run_example, monkeypatch):
         lambda name: load(name, control="fixed", config=PyramidConfig.simple([2, 4], [0, 3.0])),
     )
     out = run_example(
-        "drift_table.py",
+        "drift_table",
         "--family",
         folder / "mine.yaml",
         "--tasks",
@@ -146,7 +186,7 @@ def test_control_table(tmp_path, run_example):
     mixed = [dataclasses.replace(trace, task=task) for trace, task in zip(traces, ("a", "b", "a", "b"))]
     TraceSet(traces.header, mixed).save(tmp_path / "traces.npz")
     out = run_example(
-        "control_table.py",
+        "control_table",
         "--traces",
         tmp_path / "traces.npz",
         "--seeds",
@@ -172,7 +212,7 @@ def test_prior_help(tmp_path, run_example):
             tmp_path / f"{name}.npz"
         )
     out = run_example(
-        "prior_help.py",
+        "prior_help",
         "--prior",
         tmp_path / "one.npz",
         "--objective",
@@ -201,13 +241,13 @@ def test_prior_help_by_the_clock(folder, tmp_path, run_example):
         "--tokens",
         6,
     )
-    out = run_example("prior_help_clock.py", *arguments, "--questions", 2)
+    out = run_example("prior_help_clock", *arguments, "--questions", 2)
     rows = {line.split("│")[1].strip(): line.split("│")[2:5] for line in out.splitlines() if line.startswith("│")}
     assert all(re.fullmatch(r" *[123] \([123]\) *", cell) for cell in rows["trials"])
     assert max(float(cell) for cell in rows["ends at, of the best"]) > 0.5
     for wrong in (("--questions", 20), ("--task", "gsm8"), ("--task", "csqa"), ("--prior", tmp_path / "none.npz")):
         with pytest.raises(SystemExit) as ended:
-            run_example("prior_help_clock.py", *arguments, *wrong)
+            run_example("prior_help_clock", *arguments, *wrong)
         assert ended.value.code == 2
 
 
@@ -222,9 +262,9 @@ def test_profile_check(folder, run_example):
     )
     tuned.save(folder / "tuned.yaml")
     with pytest.raises(SystemExit) as ended:
-        run_example("profile_check.py", folder / "tuned.yaml", "--questions", 2, "--tokens", 6)
+        run_example("profile_check", folder / "tuned.yaml", "--questions", 2, "--tokens", 6)
     assert ended.value.code in (0, 1)
     tuned.study["questions"] = 100
     tuned.save(folder / "tuned.yaml")
     with pytest.raises(SystemExit, match="every question of task 'csqa' was in the study"):
-        run_example("profile_check.py", folder / "tuned.yaml")
+        run_example("profile_check", folder / "tuned.yaml")

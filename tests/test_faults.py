@@ -9,19 +9,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from engine import ChosenControl, reference_ids
-from tiny import (
-    ARCHITECTURES,
-    BOS,
-    GPT2_POSITIONS,
-    PAD,
-    VOCAB,
-    WINDOW,
-    graded_family,
-    perturbed,
-    tiny_model,
-    tiny_tokenizer,
-)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModel,
@@ -40,6 +27,19 @@ from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.output import Detokenizer, StopText
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.request import GenerationRequest
+from tests.engine import ChosenControl, reference_ids
+from tests.tiny import (
+    ARCHITECTURES,
+    BOS,
+    GPT2_POSITIONS,
+    PAD,
+    VOCAB,
+    WINDOW,
+    graded_family,
+    perturbed,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 torch.set_num_threads(1)
 PROMPT = [1, 10, 11, 12, 30]

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from recorded import synthetic  # noqa: E402
-
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
 from adaptive_pyramid.decoding.method import METHODS  # noqa: E402
+from tests.recorded import synthetic  # noqa: E402
 from tuning import findings, patterns  # noqa: E402
 from tuning.acceptance import fitting  # noqa: E402
 from tuning.costs import load_costs  # noqa: E402

@@ -9,12 +9,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from engine import ChosenControl, reference_ids
-from tiny import ARCHITECTURES, BOS, EOS, PAD, VOCAB, graded_family, tiny_tokenizer
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextStreamer
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.pyramid import AdaptivePyramid
+from tests.engine import ChosenControl, reference_ids
+from tests.tiny import ARCHITECTURES, BOS, EOS, PAD, VOCAB, graded_family, tiny_tokenizer
 
 torch.set_num_threads(1)
 TOKENIZER = tiny_tokenizer()

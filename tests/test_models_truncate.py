@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, tiny_model
 
 from adaptive_pyramid.models.quantize import tier_bytes
 from adaptive_pyramid.models.truncate import truncate
+from tests.tiny import ARCHITECTURES, tiny_model
 
 IDS = torch.tensor([[1, 7, 9, 30, 31, 8, 12, 40, 41, 9, 17, 22]])  # longer than the sliding windows
 

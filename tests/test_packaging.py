@@ -27,8 +27,9 @@ def test_every_folder_with_code_is_a_package() -> None:
 def test_every_data_file_is_shipped(package) -> None:
     data = PROJECT["tool"]["setuptools"]["package-data"]
     shipped = {path for name, patterns in data.items() for pattern in patterns for path in folder(name).glob(pattern)}
-    there = {path for kind in ("yaml", "jsonl", "html", "css", "js") for path in folder(package).rglob(f"*.{kind}")}
-    assert there - shipped == set() and (not there or there & shipped)
+    kinds = ("yaml", "jsonl", "html", "css", "js", "typed")
+    there = {path for kind in kinds for path in folder(package).rglob(f"*.{kind}")}
+    assert there - shipped == set() and folder(package) / "py.typed" in shipped
 
 
 def test_every_command_has_a_script() -> None:
@@ -42,3 +43,19 @@ def test_every_command_has_a_script() -> None:
     for target in scripts.values():
         module, function = target.split(":")
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_licence_is_named_and_shipped() -> None:
+    assert PROJECT["project"]["license"] == "Apache-2.0" and PROJECT["project"]["license-files"] == ["LICENSE"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_nothing_but_the_three_packages_is_installed() -> None:
+    assert {package.split(".")[0] for package in PACKAGES} == {"adaptive_pyramid", "policies", "tuning"}
+
+
+@pytest.mark.parametrize("room", ["benchmarks", "examples", "tests"])
+def test_scripts_need_no_path_tricks(room) -> None:
+    tricks = ("sys." + "path", "syspath" + "_prepend", "site." + "addsitedir")
+    found = {path.name for path in (ROOT / room).glob("*.py") if any(t in path.read_text("utf-8") for t in tricks)}
+    assert found <= {"conftest.py"}

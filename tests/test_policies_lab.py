@@ -10,14 +10,11 @@ import pytest
 
 from policies import POLICIES
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("COLUMNS", "120")
-    import policy_lab
+    from benchmarks import policy_lab
 
     return policy_lab
 
@@ -75,8 +72,7 @@ def test_lab_refuses_zero_seeds(lab, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_speed_prints_a_row_per_policy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import policy_speed
+    from benchmarks import policy_speed
 
     policy_speed.main(["--arms", "4", "--rounds", "20"])
     printed = capsys.readouterr().out

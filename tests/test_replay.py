@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from recorded import Pool, costs, repetitive, synthetic
-from tiny import BOS, EOS, graded_family, perturbed, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.throughput import CostModel
+from tests.recorded import Pool, costs, repetitive, synthetic
+from tests.tiny import BOS, EOS, graded_family, perturbed, tiny_model
 from tuning.hindsight import hindsight
 from tuning.replay import Replay, StageCounts, replay
 from tuning.traces import TraceSet

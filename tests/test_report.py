@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from test_tuning_search import ENVIRONMENT
-from tiny_search import search, tiny_family
 
+from tests.tiny_search import search, tiny_family
 from tuning import claims, decodings, page, pictures, report
 from tuning.claims import CONFIRMED, REFUTED, UNMEASURED, UNTOLD
 from tuning.decodings import SETTINGS, Decodings, Run, Setting, decode

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from recorded import Pool, repetitive
-from tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.divergence import DIVERGENCES as FUNCTIONS
 from adaptive_pyramid.decoding.drafters import Lookup, LookupDrafter
 from adaptive_pyramid.decoding.tokens import TokenSequence
 from adaptive_pyramid.throughput import CostModel
+from tests.recorded import Pool, repetitive
+from tests.tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
 from tuning import recording
 from tuning import traces as module
 from tuning.copying import Copies
@@ -291,25 +291,23 @@ def test_ctrl_c_keeps_what_is_recorded(family_file, tmp_path, capsys, monkeypatc
     assert [trace.key for trace in TraceSet.load(out)][:2] == [trace.key for trace in kept]
 
 
-def example(monkeypatch, capsys, name: str, *arguments: object) -> list[str]:
-    """Lines that a script of examples/ prints."""
+def benchmark(monkeypatch, capsys, name: str, *arguments: object) -> list[str]:
+    """Lines that a script of benchmarks/ prints."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    runpy.run_path(str(Path(__file__).parent.parent / "examples" / name), run_name="__main__")
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_example_that_times_replay_runs(monkeypatch, capsys) -> None:
-    lines = example(monkeypatch, capsys, "replay_speed.py", "--configs", 3)
+def test_the_benchmark_of_replay_runs(monkeypatch, capsys) -> None:
+    lines = benchmark(monkeypatch, capsys, "replay_speed", "--configs", 3)
     assert sum("50 │   6400 │" in line for line in lines) == 2
 
 
-def test_the_example_that_measures_the_estimates_finds_exact_counters_exact(
-    family_file, tmp_path, capsys, monkeypatch
-) -> None:
+def test_the_benchmark_of_the_estimates_finds_exact_counters_exact(family_file, tmp_path, capsys, monkeypatch) -> None:
     out = tmp_path / "traces.npz"
     assert module.main(command(family_file, out, "--limit", "6")) == 0
-    lines = example(monkeypatch, capsys, "replay_error.py", "--traces", out, "--family", family_file, "--answers", 2)
+    lines = benchmark(monkeypatch, capsys, "replay_error", "--traces", out, "--family", family_file, "--answers", 2)
     exact = [line for line in lines if "exact" in line.split("│")[-2:][0]]
     assert len(exact) == 3 and all("target +0.0%" in line and "-" not in line for line in exact)
     assert any("error, model" in line for line in lines)

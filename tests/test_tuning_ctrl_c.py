@@ -9,8 +9,8 @@ import optuna
 import pytest
 from optuna.storages._heartbeat import HeartbeatThread
 from optuna.trial import TrialState
-from toy_worker import open_toy
 
+from tests.toy_worker import open_toy
 from tuning.ctrl_c import CtrlC
 from tuning.trials import SharedTrials
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import graded_family
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
+from tests.tiny import graded_family
 from tuning.export import CHECKED, export
 
 LOOKUP, SMALL, DERIVED = (

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import EOS, PAD, graded_family, tiny_tokenizer
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
@@ -14,6 +13,7 @@ from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
+from tests.tiny import EOS, PAD, graded_family, tiny_tokenizer
 from tuning import measure
 from tuning.measure import Bench, Timed, in_rotation, ratio_interval
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import optuna
 import pytest
 from jinja2 import TemplateError
-from tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.prompts import read_prompts
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from tuning import results
 from tuning.examples import Example
 from tuning.finals import make_profile, play_finals, source_text, with_spare_stages

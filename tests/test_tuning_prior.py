@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 
 import pytest
-from recorded import Pool, synthetic
-from tiny import BOS, graded_family, tiny_model
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
+from tests.recorded import Pool, synthetic
+from tests.tiny import BOS, graded_family, tiny_model
 from tuning.prior import Prior
 from tuning.recording import record_answers
 from tuning.replay import Replay

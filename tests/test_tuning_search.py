@@ -16,8 +16,6 @@ import pytest
 import torch
 import yaml
 from optuna.trial import TrialState
-from tiny import graded_family, tiny_tokenizer
-from tiny_search import QUESTIONS, TOKENS, search, tiny_family
 
 from adaptive_pyramid import AdaptivePyramid, Profile
 from adaptive_pyramid.config import PyramidConfig
@@ -31,7 +29,7 @@ from tuning.study import run_search
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
     "COLUMNS": "200",
 }
@@ -191,7 +189,7 @@ def test_methods_with_nothing_to_tune_say_so(tmp_path, family) -> None:
 
 def test_interrupted_trials_are_kept_and_the_same_command_finishes(tmp_path, ctrl_c_works) -> None:
     out = tmp_path / "stopped.yaml"
-    command = [sys.executable, str(ROOT / "tests" / "tiny_search.py"), str(out), "7"]
+    command = [sys.executable, "-m", "tests.tiny_search", str(out), "7"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen = []
     for line in process.stderr:

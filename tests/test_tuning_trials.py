@@ -12,14 +12,14 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from toy_worker import DEADLY, QUEUED, open_toy
 
+from tests.toy_worker import DEADLY, QUEUED, open_toy
 from tuning import storage
 from tuning.locks import Lock
 from tuning.trials import SharedTrials
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -39,7 +39,7 @@ def heartbeat(monkeypatch):
 
 def toy_workers(url: str, total: int, folder: Path, workers: int) -> tuple[list[optuna.trial.FrozenTrial], list[int]]:
     """Run workers side by side to the end; -> (the study's trials, exit codes)."""
-    command = [sys.executable, str(ROOT / "tests" / "toy_worker.py"), url, str(total), str(folder), str(workers)]
+    command = [sys.executable, "-m", "tests.toy_worker", url, str(total), str(folder), str(workers)]
     running = [subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for _ in range(workers)]
     errors = [process.communicate()[1] for process in running]
     assert not any("Traceback" in error for error in errors), "\n".join(errors)

@@ -12,16 +12,16 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from tiny_search import deadly_family, search, tiny_family
 
 from adaptive_pyramid import Profile
+from tests.tiny_search import deadly_family, search, tiny_family
 from tuning import search as command
 from tuning import storage
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
     "COLUMNS": "200",
 }
@@ -57,7 +57,7 @@ def test_a_killed_worker_costs_no_trial(tmp_path, request, monkeypatch, capsys, 
 
 def test_ctrl_c_ends_all_workers_and_keeps_everything(tmp_path, ctrl_c_works) -> None:
     out = tmp_path / "stopped.yaml"
-    line = [sys.executable, str(ROOT / "tests" / "tiny_search.py"), str(out), "40", "pyramid", "2"]
+    line = [sys.executable, "-m", "tests.tiny_search", str(out), "40", "pyramid", "2"]
     process = subprocess.Popen(
         line, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from toys import VOCAB, warped_distribution, warpers
 
 from adaptive_pyramid.decoding.divergence import DIVERGENCES
 from adaptive_pyramid.decoding.drift import DriftBudget
@@ -21,6 +20,7 @@ from adaptive_pyramid.decoding.method import RULES
 from adaptive_pyramid.decoding.sampling import KeyedNoise, PrivateNoise, Sampler, inverse_cdf
 from adaptive_pyramid.decoding.tokens import Tokens
 from adaptive_pyramid.decoding.verify import Proposal, Verdict, Verifier
+from tests.toys import VOCAB, warped_distribution, warpers
 
 WIDTH = 2.0**-22  # of the bisection: 2.4e-7
 TOLERANCE = 1e-6

@@ -1,6 +1,6 @@
 """Tiny models, graded families and a tokenizer for the tests: built in milliseconds, from seeds, offline.
 
-from tiny import tiny_model, perturbed, graded_family, tiny_tokenizer, greedy_text, agreement
+from tests.tiny import tiny_model, perturbed, graded_family, tiny_tokenizer, greedy_text, agreement
 """
 
 from __future__ import annotations

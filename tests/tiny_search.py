@@ -1,6 +1,6 @@
 """A search over tiny models: `tiny_family()` for tests in this process, a command line for those that need another.
 
-python tests/tiny_search.py OUT TRIALS [METHOD [WORKERS]]
+python -m tests.tiny_search OUT TRIALS [METHOD [WORKERS]]
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tiny import graded_family, tiny_tokenizer
 
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models.families import Family
+from tests.tiny import graded_family, tiny_tokenizer
 from tuning.settings import Settings
 from tuning.study import Outcome, run_search
 

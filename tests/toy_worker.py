@@ -1,6 +1,6 @@
 """One worker of a study of integers, without any model: for tests that start many of them, and kill some.
 
-    python tests/toy_worker.py URL TOTAL FOLDER WORKERS
+    python -m tests.toy_worker URL TOTAL FOLDER WORKERS
 
 Waits until as many WORKERS have started, and queues 0 to QUEUED - 1 if nobody has. DEADLY kills every worker that begins
 it, ONCE the first one only, while FOLDER has files of these names. Every value that is measured to its end leaves a file

@@ -1,6 +1,6 @@
 """Toys small enough to enumerate: models that are tables and whose cache *is* the text, exact output distributions, chi-square.
 
-from toys import toy_tables, toy_decoder, toy_request, exact_distribution, sampled_outputs, chi_square_p
+from tests.toys import toy_tables, toy_decoder, toy_request, exact_distribution, sampled_outputs, chi_square_p
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 12 --out one.npz      # two processes, so that
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 12 --out other.npz    # cost tables differ
-    python examples/prior_help.py --prior one.npz --objective other.npz [--seeds 10] [--trials 100]
+    python -m benchmarks.prior_help --prior one.npz --objective other.npz [--seeds 10] [--trials 100]
 
 For every seed a task's answers are dealt into two halves: one, with the cost table of its process, makes the prior; the
 other, with the other process's table, is what is optimised. "ours" queues the prior's picks and goes on with the sampler
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,17 +25,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from adaptive_pyramid.control.pool import Pool  # noqa: E402
-from adaptive_pyramid.decoding.method import resolve  # noqa: E402
-from tuning.prior import Prior  # noqa: E402
-from tuning.replay import Replay  # noqa: E402
-from tuning.sampler import PriorSampler  # noqa: E402
-from tuning.space import Space  # noqa: E402
-from tuning.study import PRIOR_SHARE  # noqa: E402
-from tuning.traces import TraceSet  # noqa: E402
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.pool import Pool
+from adaptive_pyramid.decoding.method import resolve
+from tuning.prior import Prior
+from tuning.replay import Replay
+from tuning.sampler import PriorSampler
+from tuning.space import Space
+from tuning.study import PRIOR_SHARE
+from tuning.traces import TraceSet
 
 CLOSE = 0.97
 QUEUED = round(12 * PRIOR_SHARE)  # what a study of the default 12 trials queues

@@ -1,6 +1,6 @@
 """What drafts cost that are good for nothing: a target under a draft and a qualifier of random weights, by the clock.
 
-    python examples/never_slower.py [--family smollm2-135m] [--tokens 100 200 400 800] [--repeats 5]
+    python -m benchmarks.never_slower [--family smollm2-135m] [--tokens 100 200 400 800] [--repeats 5]
 
 Every run starts cold: empty caches, and a controller that knows nothing. The same prompt is decoded under control and by the
 target alone, in turn after every block: whoever has fewer tokens goes on. Speeds of a machine drift by more over one answer
@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,12 +24,10 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from adaptive_pyramid import AdaptivePyramid, families  # noqa: E402
-from adaptive_pyramid.control.controller import Controller, FixedController  # noqa: E402
-from adaptive_pyramid.control.factory import default_config, make_controller  # noqa: E402
-from adaptive_pyramid.stats import BlockStats  # noqa: E402
+from adaptive_pyramid import AdaptivePyramid, families
+from adaptive_pyramid.control.controller import Controller, FixedController
+from adaptive_pyramid.control.factory import default_config, make_controller
+from adaptive_pyramid.stats import BlockStats
 
 PROMPT = [
     {

@@ -1,6 +1,6 @@
 """Does a tuned profile beat the untuned default on prompts that its study never saw?
 
-    python examples/profile_check.py csqa.yaml [--data FILE] [--questions 12] [--tokens 48]
+    python -m benchmarks.profile_check csqa.yaml [--data FILE] [--questions 12] [--tokens 48]
 
 The profile's config, the default config (both fixed), and the pyramid as it comes (control, cold for every prompt) take turns
 with target-only decoding on questions outside the study's. Prints tokens/s over target-only decoding with 95 % bootstrap
@@ -19,15 +19,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from adaptive_pyramid import AdaptivePyramid, Profile, families  # noqa: E402
-from adaptive_pyramid.control.factory import default_config  # noqa: E402
-from adaptive_pyramid.decoding.method import resolve  # noqa: E402
-from tuning.measure import Bench, in_rotation  # noqa: E402
-from tuning.objective import prompt_ids  # noqa: E402
-from tuning.settings import CALIBRATION_QUESTIONS  # noqa: E402
-from tuning.tasks import load_task  # noqa: E402
+from adaptive_pyramid import AdaptivePyramid, Profile, families
+from adaptive_pyramid.control.factory import default_config
+from adaptive_pyramid.decoding.method import resolve
+from tuning.measure import Bench, in_rotation
+from tuning.objective import prompt_ids
+from tuning.settings import CALIBRATION_QUESTIONS
+from tuning.tasks import load_task
 
 NAMES = ("target only", "profile", "default config", "control, cold")
 

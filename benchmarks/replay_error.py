@@ -1,7 +1,7 @@
 """How far replay's estimates are from the real decoder, on recorded traces of a family.
 
     python -m tuning.traces --task gsm8k spec_bench --limit 8 --out traces.npz
-    python examples/replay_error.py --traces traces.npz --answers 4
+    python -m benchmarks.replay_error --traces traces.npz --answers 4
 
 Decodes some of the prompts again, for every route with one pair of lengths, and sets its forward passes beside those of
 replay: with mean acceptance rates off the recorded text, and with an acceptance model learned from the other answers.
@@ -11,7 +11,6 @@ In half precision even exact counters differ a little, because near-ties fall ot
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,16 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from adaptive_pyramid.control.pool import Pool  # noqa: E402
-from adaptive_pyramid.decoding.decoder import PyramidDecoder  # noqa: E402
-from adaptive_pyramid.request import GenerationRequest  # noqa: E402
-from tuning.acceptance import fitting  # noqa: E402
-from tuning.console import progress_bar  # noqa: E402
-from tuning.replay import Replay  # noqa: E402
-from tuning.traces import TraceSet  # noqa: E402
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.control.pool import Pool
+from adaptive_pyramid.decoding.decoder import PyramidDecoder
+from adaptive_pyramid.request import GenerationRequest
+from tuning.acceptance import fitting
+from tuning.console import progress_bar
+from tuning.replay import Replay
+from tuning.traces import TraceSet
 
 
 def decoded_forwards(decoder: PyramidDecoder, traces: TraceSet, config: PyramidConfig) -> Counter[int]:

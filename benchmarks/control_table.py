@@ -1,8 +1,8 @@
 """Which control should be the default: all of them on recorded answers, against the best static config in hindsight.
 
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 12 --out traces.npz
-    python examples/control_table.py --traces traces.npz [--costs gpu-24gb --cost-rows 1b,8b] [--out table.md]
-    python examples/control_table.py --traces traces.npz --clock 4       # by the clock, 4 answers of each task
+    python -m benchmarks.control_table --traces traces.npz [--costs gpu-24gb --cost-rows 1b,8b] [--out table.md]
+    python -m benchmarks.control_table --traces traces.npz --clock 4       # by the clock, 4 answers of each task
 
 A stream is a task's answers one after the other, or all tasks' in turn (mixed); a controller outlives the prompts of its
 stream and starts knowing nothing: guessed acceptance, guessed costs, its exploration counted. Static configs are tried
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,21 +26,18 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
-
-from control_lab import HeuristicSchedule, settled_after  # noqa: E402
-
-from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
-from adaptive_pyramid.control.controller import Controller, FixedController  # noqa: E402
-from adaptive_pyramid.control.factory import CONTROLS, default_config, make_controller  # noqa: E402
-from adaptive_pyramid.control.planner import PlannerController  # noqa: E402
-from adaptive_pyramid.control.pool import Pool  # noqa: E402
-from adaptive_pyramid.control.warm_start import WarmStart  # noqa: E402
-from adaptive_pyramid.throughput import Acceptance, CostModel  # noqa: E402
-from tuning.costs import load_costs  # noqa: E402
-from tuning.findings import grid  # noqa: E402
-from tuning.replay import Replay  # noqa: E402
-from tuning.traces import TraceSet  # noqa: E402
+from adaptive_pyramid.config import PyramidConfig, StageConfig
+from adaptive_pyramid.control.controller import Controller, FixedController
+from adaptive_pyramid.control.factory import CONTROLS, default_config, make_controller
+from adaptive_pyramid.control.planner import PlannerController
+from adaptive_pyramid.control.pool import Pool
+from adaptive_pyramid.control.warm_start import WarmStart
+from adaptive_pyramid.throughput import Acceptance, CostModel
+from benchmarks.control_lab import HeuristicSchedule, settled_after
+from tuning.costs import load_costs
+from tuning.findings import grid
+from tuning.replay import Replay
+from tuning.traces import TraceSet
 
 TOKENS = 512  # that a family's agreement is measured on
 KNOWN, OWN_BLOCKS, HEURISTIC, DEFAULT = (

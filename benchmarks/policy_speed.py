@@ -1,6 +1,6 @@
 """Time of one round (select + update) of every bandit policy.
 
-    python examples/policy_speed.py --arms 32
+    python -m benchmarks.policy_speed --arms 32
 
 A decoding block takes milliseconds, so a policy should stay well below 50 microseconds (LinUCB below 200).
 Run it on an idle machine.

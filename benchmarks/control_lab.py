@@ -1,8 +1,8 @@
 """Control laboratory: every controller on simulated environments, against the best static config in hindsight.
 
-    python examples/control_lab.py                                   # all environments, all controllers
-    python examples/control_lab.py --seeds 5 --environments useless shifting --controls planner thompson
-    python examples/control_lab.py --out lab/                        # and lab/control_lab.json
+    python -m benchmarks.control_lab                                   # all environments, all controllers
+    python -m benchmarks.control_lab --seeds 5 --environments useless shifting --controls planner thompson
+    python -m benchmarks.control_lab --out lab/                        # and lab/control_lab.json
 
 An environment has given forward times and tiers that agree with the target at given rates; a stream of requests runs through one
 controller that starts knowing nothing but guesses, its exploration counted. Everything is in modelled time. (With recorded
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +28,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
-
-from simulated import Regime, SimulatedEnvironment, run  # noqa: E402  (the environments that the tests use)
-
-from adaptive_pyramid.config import PyramidConfig, StageConfig  # noqa: E402
-from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo  # noqa: E402
-from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller  # noqa: E402
-from adaptive_pyramid.control.planner import PlannerController  # noqa: E402
-from adaptive_pyramid.stats import BlockStats  # noqa: E402
-from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
+from adaptive_pyramid.config import PyramidConfig, StageConfig
+from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo
+from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller
+from adaptive_pyramid.control.planner import PlannerController
+from adaptive_pyramid.stats import BlockStats
+from adaptive_pyramid.throughput import WIDTHS, CostModel
+from tests.simulated import Regime, SimulatedEnvironment, run
 
 PROMPT, TOKENS = 64, 250
 

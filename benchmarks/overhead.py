@@ -1,6 +1,6 @@
 """Work outside the models: bookkeeping, verification and statistics per token, at growing contexts.
 
-    python examples/overhead.py [--family smollm2-135m] [--tokens 64] [--contexts 128 1024 4096] [--device cpu]
+    python -m benchmarks.overhead [--family smollm2-135m] [--tokens 64] [--contexts 128 1024 4096] [--device cpu]
 
 For every route it decodes with a fixed config and reports the share of block time spent outside forward passes (the goal
 is at most 3 %) and outside the logits processors that the caller asked for (top_k of 50 by default when sampling: plain

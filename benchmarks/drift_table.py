@@ -1,6 +1,6 @@
 """What a drift budget buys under control: budgets against speed, drift, agreement and task score, greedy and sampling.
 
-    python examples/drift_table.py [--family smollm2-135m] [--tasks csqa gsm8k] [--budgets 0 0.01 0.03 0.1] [--questions 12]
+    python -m benchmarks.drift_table [--family smollm2-135m] [--tasks csqa gsm8k] [--budgets 0 0.01 0.03 0.1] [--questions 12]
 
 Budgets and target-only decoding take turns question by question; each budget keeps its own controller. A budget is in nats
 of regret per token in greedy decoding, in total variation per token while sampling. Columns:
@@ -18,24 +18,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from adaptive_pyramid import AdaptivePyramid  # noqa: E402
-from adaptive_pyramid.output import PyramidOutput  # noqa: E402
-from adaptive_pyramid.throughput import CostModel  # noqa: E402
-from tuning.measure import cost_forwards, cost_table  # noqa: E402
-from tuning.objective import prompt_ids  # noqa: E402
-from tuning.tasks import Task, load_task, paired_bootstrap  # noqa: E402
+from adaptive_pyramid import AdaptivePyramid
+from adaptive_pyramid.output import PyramidOutput
+from adaptive_pyramid.throughput import CostModel
+from tuning.measure import cost_forwards, cost_table
+from tuning.objective import prompt_ids
+from tuning.tasks import Task, load_task, paired_bootstrap
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Control's own time: microseconds of one `step` per controller, on a four-tier pool with as many arms as there may be.
 
-    python examples/control_speed.py --blocks 600
+    python -m benchmarks.control_speed --blocks 600
 
 A decoding block takes milliseconds, so a step should stay below 1 % of that. Run it on an idle machine.
 """
@@ -8,20 +8,15 @@ A decoding block takes milliseconds, so a step should stay below 1 % of that. Ru
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
-
-from simulated import Regime, SimulatedEnvironment  # noqa: E402  (the environments that the tests use)
-
-from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller  # noqa: E402
-from adaptive_pyramid.throughput import WIDTHS, CostModel  # noqa: E402
+from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller
+from adaptive_pyramid.throughput import WIDTHS, CostModel
+from tests.simulated import Regime, SimulatedEnvironment
 
 COSTS = {
     tier: {width: first * (1 + 0.02 * (width - 1)) for width in WIDTHS}

@@ -1,7 +1,7 @@
 """Time of a replay: many configs over 50 answers, from an empty replay to the last result. Needs no model.
 
-    python examples/replay_speed.py --configs 1000
-    python examples/replay_speed.py --traces traces.npz
+    python -m benchmarks.replay_speed --configs 1000
+    python -m benchmarks.replay_speed --traces traces.npz
 
 Without a file the answers are synthetic: a lookup under two models, or three models, 128 tokens each.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "tests")]
-
-from recorded import synthetic  # noqa: E402  (the traces that the tests use)
-
-from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from tuning.copying import Copies  # noqa: E402
-from tuning.findings import grid  # noqa: E402
-from tuning.replay import Replay  # noqa: E402
-from tuning.traces import TraceSet  # noqa: E402
+from adaptive_pyramid.config import PyramidConfig
+from tests.recorded import synthetic
+from tuning.copying import Copies
+from tuning.findings import grid
+from tuning.replay import Replay
+from tuning.traces import TraceSet
 
 ANSWERS, TOKENS = 50, 128
 

@@ -1,7 +1,7 @@
 """Policy laboratory: cumulative regret of every bandit policy on toys whose best choice is known.
 
-    python examples/policy_lab.py                                         # tables on the terminal
-    python examples/policy_lab.py --seeds 50 --horizon 4000 --out lab/    # and lab/policy_lab.png, lab/policy_lab.json
+    python -m benchmarks.policy_lab                                         # tables on the terminal
+    python -m benchmarks.policy_lab --seeds 50 --horizon 4000 --out lab/    # and lab/policy_lab.png, lab/policy_lab.json
 
 Regret is counted in expected reward (rewards are in [0, 1]), against the best fixed arm of the whole run and against
 an oracle that plays the best arm of every round. Negative regret against the fixed arm means that following the

@@ -1,7 +1,7 @@
 """Does the prior help, by the clock? Studies of three kinds on the real models, every trial timed against target-only decoding.
 
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 8 --out one.npz     # for the prior
-    python examples/prior_help_clock.py --prior one.npz [--task gsm8k] [--seeds 3] [--trials 20] [--questions 3] [--tokens 32]
+    python -m benchmarks.prior_help_clock --prior one.npz [--task gsm8k] [--seeds 3] [--trials 20] [--questions 3] [--tokens 32]
 
 For every seed the kinds "ours", "tpe" and "random" (as in prior_help.py) run --trials trials each, on the same questions, none
 of which the prior has seen. Trials are few tokens and therefore noisy, so a study is judged by what it would have handed out:
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from pathlib import Path
 
 import optuna
@@ -24,19 +23,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
-
-from prior_help import CLOSE, SAMPLERS, make_study, measured_trial  # noqa: E402
-
-from adaptive_pyramid import AdaptivePyramid, families  # noqa: E402
-from adaptive_pyramid.config import PyramidConfig  # noqa: E402
-from adaptive_pyramid.decoding.method import resolve  # noqa: E402
-from tuning.measure import Bench, in_rotation  # noqa: E402
-from tuning.objective import prompt_ids  # noqa: E402
-from tuning.prior import Prior  # noqa: E402
-from tuning.space import Space  # noqa: E402
-from tuning.tasks import load_task  # noqa: E402
-from tuning.traces import TraceSet  # noqa: E402
+from adaptive_pyramid import AdaptivePyramid, families
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.decoding.method import resolve
+from benchmarks.prior_help import CLOSE, SAMPLERS, make_study, measured_trial
+from tuning.measure import Bench, in_rotation
+from tuning.objective import prompt_ids
+from tuning.prior import Prior
+from tuning.space import Space
+from tuning.tasks import load_task
+from tuning.traces import TraceSet
 
 
 def main(arguments: list[str] | None = None) -> None:
