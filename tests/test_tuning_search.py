@@ -20,6 +20,8 @@ from optuna.trial import TrialState
 from adaptive_pyramid import AdaptivePyramid, Profile
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.factory import default_config
+from tests.tiny import graded_family, tiny_tokenizer
+from tests.tiny_search import QUESTIONS, TOKENS, search, tiny_family
 from tuning import decodings, results, storage
 from tuning.costs import load_costs
 from tuning.evidence import Evidence

@@ -78,7 +78,7 @@ def test_nothing_else_reads_yaml() -> None:
     root = Path(__file__).parents[1]
     readers = [
         path.name
-        for package in ("adaptive_pyramid", "policies", "tuning", "examples")
+        for package in ("adaptive_pyramid", "policies", "tuning", "examples", "benchmarks")
         for path in (root / package).rglob("*.py")
         if any(word in path.read_text(encoding="utf-8") for word in ("safe_load(", "SafeLoader", "yaml.load("))
     ]
