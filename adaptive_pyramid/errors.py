@@ -22,6 +22,12 @@ def unknown_name(kind: str, name: object, choices: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint}{listing}"
 
 
+def shown(value: object) -> str:
+    """`value` in a message: its repr, or its type alone where that would fill a screen (a model passed by mistake)."""
+    text = repr(value)
+    return text if len(text) <= 200 and "\n" not in text else f"an object of type {type(value).__name__}"
+
+
 def check_keys(where: str, given: Mapping[str, Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
     """Raise ValueError for a key of `given` that is not in `known`, or one of `required` that is missing."""
     known = list(known)

@@ -18,7 +18,7 @@ from .control.factory import CONTROLS, Pool, default_config, make_controller
 from .control.warm_start import WarmStart
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
-from .errors import check_int, unknown_name
+from .errors import check_int, shown, unknown_name
 from .generation import Generation, OnBlock
 from .models import calibration, families
 from .models.quantize import forward_bytes
@@ -27,6 +27,7 @@ from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts, unpadded
 from .request import build_request, padding_id, prepared_requests, read_keywords
 from .throughput import Acceptance
+from .wrappers import unwrapped
 
 _CALL_KEYWORDS = ("method", "config", "control", "drift_budget")
 
@@ -60,14 +61,19 @@ class AdaptivePyramid:
         drift_budget: float | None = None,
     ) -> None:
         self.family = models if isinstance(models, families.Family) else None
-        tiers = list(models.models if isinstance(models, families.Family) else models)
-        self.decoder = PyramidDecoder(tiers)
+        if isinstance(models, (torch.nn.Module, str)):
+            raise TypeError(
+                f"models must be a list of models, draft first and target last, got {shown(models)}; "
+                "for one model pass [model], for names use from_pretrained"
+            )
+        self.decoder = PyramidDecoder(models.models if isinstance(models, families.Family) else models)
+        tiers = self.decoder.tiers
         if tokenizer is None and self.family is not None:
             tokenizer = self.family.tokenizer
         self.tokenizer = matching_tokenizer(tiers, tokenizer)
         self.profile = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
         if not isinstance(self.profile, (Profile, type(None))):
-            raise TypeError(f"profile must be a Profile or the path of one, got {profile!r}")
+            raise TypeError(f"profile must be a Profile or the path of one, got {shown(profile)}")
         if self.profile is not None:
             self.profile.warn_differences(self.description())
         self.method = method if method is not None else (self.profile.method if self.profile else "pyramid")
@@ -127,7 +133,7 @@ class AdaptivePyramid:
         return {
             "family": self.family.name if self.family is not None else None,
             "tiers": list(names),
-            "device": target.device.type,
+            "device": self.decoder.scorers[self.decoder.target].device.type,
             "dtype": str(target.dtype).removeprefix("torch."),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
@@ -229,7 +235,7 @@ class AdaptivePyramid:
         on, loses the tokenizer that stop_strings need, and takes ids alone back: for streaming, stop strings and
         statistics use `AdaptivePyramid.generate`.
         """
-        if model is not self.decoder.tiers[-1]:
+        if unwrapped(model) is not self.decoder.tiers[-1]:
             raise ValueError("custom_generate belongs to the pyramid's own target; call generate() on that model")
         with self._lock:
             prompts = unpadded(input_ids.tolist(), model_keywords.get("attention_mask"))
@@ -317,7 +323,7 @@ class AdaptivePyramid:
         controller = self._controller(control, decoding.method, config, request.do_sample, decoding.drift_budget)
         hooks = tuple(on_block or ()) if isinstance(on_block, (list, tuple, type(None))) else (on_block,)
         if not all(map(callable, hooks)):
-            raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {on_block!r}")
+            raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {shown(on_block)}")
         return Generation(decoding, controller, self.tokenizer, stop_text, hooks)
 
     def _controller(
@@ -383,7 +389,7 @@ def _checked_control(control: Any) -> Any:
         and not isinstance(control, str)
         and not all(hasattr(control, name) for name in ("start", "step", "notes"))
     ):
-        raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {control!r}")
+        raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {shown(control)}")
     return control
 
 

@@ -19,8 +19,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from .errors import check_int, check_number, unknown_name
+from .errors import check_int, check_number, shown, unknown_name
 from .prompts import Prompt
+from .wrappers import execution_device
 
 # Keywords of `generate` that ask for another algorithm, with what to say about each.
 _UNSUPPORTED = {
@@ -169,7 +170,7 @@ def read_keywords(
             )
     ours = {name: keywords[name] for name in _OUR_KEYWORDS if name in keywords}
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
-        raise TypeError(f"generation_config must be a GenerationConfig, got {generation_config!r}")
+        raise TypeError(f"generation_config must be a GenerationConfig, got {shown(generation_config)}")
     config, unused = model._prepare_generation_config(
         generation_config, **{k: v for k, v in keywords.items() if k in fields and k not in ours}
     )
@@ -179,7 +180,9 @@ def read_keywords(
         # A checkpoint's own preference for a kind of cache is no request: every kind gives the same text.
         if name != "cache_implementation" or getattr(generation_config, name, None) is not None:
             _check_supported(name, getattr(config, name, None))
-    if config.use_cache is False:
+    # A checkpoint's own use_cache=False (left over from training, or MPT's default) is no request: the text is the same.
+    configured = generation_config is not None and model.generation_config.use_cache is not False
+    if keywords.get("use_cache") is False or (configured and generation_config.use_cache is False):
         raise ValueError("use_cache=False cannot be honoured: speculative decoding needs its caches")
     if config.do_sample and config.temperature is not None and not config.temperature > 0:
         raise ValueError(
@@ -233,7 +236,7 @@ def build_request(
         limit: the target's hard context limit, or None.
     """
     config = copy.deepcopy(config)
-    device = model.device
+    device = execution_device(model)
     row = torch.tensor([[*prompt.padding, *prompt.ids]], dtype=torch.long, device=device)
     mask = torch.tensor([[0] * len(prompt.padding) + [1] * len(prompt.ids)], device=device)
     defaults = {

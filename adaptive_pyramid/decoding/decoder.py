@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import PyramidConfig, Route, StageConfig, route_label
+from ..errors import shown
 from ..request import GenerationRequest
 from ..stats import SHADOW_LENGTH, BlockStats, Shadow
+from ..wrappers import unwrapped
 from .drafters import ForeignDrafter, Lookup, LookupDrafter, ModelDrafter
 from .drift import DriftBudget
 from .method import Method, resolve
@@ -43,17 +45,19 @@ class PyramidDecoder:
     """Tiers, their caches, and how to step them. Ignorant of control.
 
     Args:
-        tiers: from draft to target: causal LMs, `Lookup()`, or Hugging Face candidate generators (those without a model
-            of their own can only stand at the bottom of a route). The last must be a model.
+        tiers: from draft to target: causal LMs (compiled and PEFT-wrapped ones too), `Lookup()`, or Hugging Face
+            candidate generators (those without a model of their own can only stand at the bottom of a route). The last
+            must be a model.
 
     Raises:
         TypeError: something else among the tiers. ValueError: a model that cannot be decoded with (see `Scorer`).
     """
 
     def __init__(self, tiers: Sequence[Any]) -> None:
-        tiers = list(tiers)
+        tiers = [unwrapped(tier) for tier in tiers]
         if not tiers or not isinstance(tiers[-1], PreTrainedModel):
-            raise TypeError(f"the last tier must be a transformers model (the target), got {tiers[-1:] or 'no tiers'}")
+            last = type(tiers[-1]).__name__ if tiers else "no tiers"
+            raise TypeError(f"the last tier must be a transformers model (the target), got {last}")
         self.tiers = tiers
         self.target = len(tiers) - 1
         target_vocabulary = output_width(tiers[-1])
@@ -89,7 +93,7 @@ class PyramidDecoder:
     def check(self, config: PyramidConfig) -> PyramidConfig:
         """`config` if this decoder can run it, else TypeError or ValueError."""
         if not isinstance(config, PyramidConfig):
-            raise TypeError(f"config must be a PyramidConfig, got {config!r}")
+            raise TypeError(f"config must be a PyramidConfig, got {shown(config)}")
         if config.n_tiers != len(self.tiers):
             raise ValueError(f"config is for {config.n_tiers} tiers, this pyramid has {len(self.tiers)}")
         for tier in config.tiers:
@@ -143,7 +147,9 @@ class Decoding:
         self.drift_budget = None if self.method.lossless else drift_budget
         budget = None if self.drift_budget is None else DriftBudget(self.drift_budget)
         # The target's device is where `generate` builds processors.
-        sampler = Sampler(request.do_sample, request.processors, request.padding, decoder.tiers[-1].device)
+        sampler = Sampler(
+            request.do_sample, request.processors, request.padding, decoder.scorers[decoder.target].device
+        )
         self._run = Run(self.sequence, sampler, noise, request.eos, budget)
         self._chains: dict[PyramidConfig, Stage] = {}
         self.reused = decoder.scorers[decoder.target].reusable(self.sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..config import PyramidConfig, Route
-from ..errors import check_number, unknown_name
+from ..errors import check_number, shown, unknown_name
 from .divergence import DIVERGENCES
 
 RULES = ("exact", "match", "fuzzy", "relaxed")
@@ -94,7 +94,7 @@ def resolve(method: str | Method, *, seeded: bool = False, drift_budget: float |
             raise ValueError(unknown_name("method", method, METHODS))
         method = METHODS[method]
     if not isinstance(method, Method):
-        raise TypeError(f"method must be a name or a Method, got {method!r}")
+        raise TypeError(f"method must be a name or a Method, got {shown(method)}")
     if drift_budget is not None:
         check_number("drift_budget", drift_budget, minimum=0.0)
         if method.top != "relaxed" and method.name != "pyramid":

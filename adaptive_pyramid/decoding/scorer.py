@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..stats import Forward
+from ..wrappers import execution_device, unwrapped
 from .divergence import IMPOSSIBLE
 from .tokens import Tokens, TokenSequence
 
@@ -80,7 +81,7 @@ class Scorer:
         self.tier = tier
         self.vocab_size = vocab_size
         self.usable_ids = usable_ids
-        self.device = model.get_input_embeddings().weight.device
+        self.device = execution_device(model)
         self.embeddings = model.get_input_embeddings().num_embeddings
         self.is_target = is_target
         self.max_context = context_limit(model, only_hard=is_target)
@@ -98,6 +99,7 @@ class Scorer:
     @classmethod
     def alone(cls, model: PreTrainedModel) -> Scorer:
         """A scorer of one model outside a pyramid."""
+        model = unwrapped(model)
         width = output_width(model)
         return cls(model, 0, width, width, is_target=True)
 

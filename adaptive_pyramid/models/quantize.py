@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from adaptive_pyramid.errors import check_int, unknown_name
 from adaptive_pyramid.models.sharing import shared_copy, tier_bytes
+from adaptive_pyramid.wrappers import unwrapped
 
 __all__ = ["QuantizedLinear", "forward_bytes", "quantize", "tier_bytes"]
 
@@ -124,6 +125,7 @@ def quantize(
         raise ValueError("body and head are both None: nothing to quantise (choose 'int4' or 'int8' for one of them)")
     if check_int("group_size", group_size, 1) not in GROUP_SIZES:
         raise ValueError(f"group_size must be one of {GROUP_SIZES}, got {group_size}")
+    model = unwrapped(model)
     _check_device(model)
     layers = _linear_layers(model, body, head)
     for name, (layer, scheme) in layers.items():

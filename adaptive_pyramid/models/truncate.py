@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adaptive_pyramid.models.sharing import shared_copy
+from adaptive_pyramid.wrappers import unwrapped
 
 _PER_LAYER_FIELDS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # configuration lists with a value per layer
 
@@ -21,6 +22,7 @@ def truncate(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
 
     Raises ValueError for indices that are not increasing, out of range, or none; TypeError if they are not ints.
     """
+    model = unwrapped(model)
     name, stack = _layer_stack(model)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(f"layers must be a sequence of layer indices, such as [0, 1], got {layers!r}")

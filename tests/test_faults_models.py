@@ -1,0 +1,185 @@
+"""Faults that come with the model itself: its wrappers, where its weights rest, and weights that change between calls."""
+
+from __future__ import annotations
+
+import copy
+
+import peft
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+from engine import reference_ids
+from tiny import graded_family, tiny_model
+from transformers import GenerationConfig
+
+from adaptive_pyramid.config import PyramidConfig
+from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.pyramid import AdaptivePyramid
+
+torch.set_num_threads(1)
+PROMPT = [1, 10, 11, 12, 30]
+NEW = 24
+CONFIG = PyramidConfig.simple([3, 8])
+
+
+def pyramid_of(models_, **keywords) -> AdaptivePyramid:
+    return AdaptivePyramid(
+        models_, **{"config": PyramidConfig.simple([4] * (len(models_) - 1)), "control": "fixed"} | keywords
+    )
+
+
+def assert_equals_generate(pyramid: AdaptivePyramid, target, prompt=PROMPT) -> list[int]:
+    """The ids that `ar`, `sd` and `pyramid` give, all equal to those of `target.generate`."""
+    expected = reference_ids(target, prompt, max_new_tokens=NEW, eos_token_id=None)
+    for method in ("pyramid", "sd", "ar"):
+        assert pyramid.generate(prompt, max_new_tokens=NEW, eos_token_id=None, method=method).ids == expected, method
+    return expected
+
+
+def with_lora(model, names=("default",), kind=peft.LoraConfig):
+    """`model` within a PeftModel that has an adapter per name, each with random weights that change what is said."""
+    wrapped = None
+    for seed, name in enumerate(names):
+        config = kind(r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+        if wrapped is None:
+            wrapped = peft.get_peft_model(model, config, adapter_name=name)
+        else:
+            wrapped.add_adapter(name, config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter_name, weight in wrapped.named_parameters():
+                if "lora_" in parameter_name and name in parameter_name:
+                    weight.copy_(0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return wrapped.eval()
+
+
+# Wrapped models
+
+
+def test_a_compiled_model_is_decoded_with_as_generate_does():
+    draft, target = graded_family("llama", 2)
+    compiled = torch.compile(target)  # (compiled at the first call of its forward, which `generate` never makes)
+    assert_equals_generate(pyramid_of([torch.compile(draft), compiled]), target)
+
+
+def test_a_model_within_peft_is_decoded_with_its_adapter_active():
+    draft, target = graded_family("llama", 2)
+    plain = reference_ids(target, PROMPT, max_new_tokens=NEW, eos_token_id=None)
+    wrapped = with_lora(target)
+    pyramid = pyramid_of([Lookup(), with_lora(draft), wrapped])
+    assert assert_equals_generate(pyramid, wrapped) != plain
+    assert_equals_generate(pyramid_of([draft, torch.compile(wrapped)]), wrapped)
+    with wrapped.disable_adapter():
+        assert reference_ids(wrapped, PROMPT, max_new_tokens=NEW, eos_token_id=None) == plain
+
+
+def test_custom_generate_knows_the_target_in_its_wrapper():
+    draft, target = graded_family("llama", 2)
+    wrapped = with_lora(target)
+    ids = torch.tensor([PROMPT])
+    keywords = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": None}
+    for outer in (wrapped, torch.compile(wrapped)):
+        pyramid = pyramid_of([draft, outer])
+        expected = wrapped.generate(ids, **keywords)
+        assert torch.equal(outer.generate(ids, custom_generate=pyramid.custom_generate, **keywords), expected)
+        assert torch.equal(
+            target.generate(ids, custom_generate=pyramid.custom_generate, **keywords), expected
+        )  # the adapter works in place
+    with pytest.raises(ValueError, match="own target"):
+        draft.generate(ids, custom_generate=pyramid.custom_generate, **keywords)
+
+
+def test_an_adapter_outside_the_layers_is_refused():
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, num_layers=2, token_dim=32)
+    wrapped = peft.get_peft_model(tiny_model("llama"), config)
+    with pytest.raises(ValueError, match=r"'default' \(PromptTuningConfig\) works outside the layers"):
+        pyramid_of([wrapped])
+
+
+def test_no_message_prints_a_module():
+    model = tiny_model("llama")
+    mistakes = [
+        lambda: AdaptivePyramid([torch.nn.Sequential(model)]),
+        lambda: AdaptivePyramid([torch.nn.Sequential(model), model]),
+        lambda: AdaptivePyramid(model),
+        lambda: AdaptivePyramid([model], config=model),
+        lambda: AdaptivePyramid([model], control=model),
+        lambda: AdaptivePyramid([model], profile=model),
+        lambda: AdaptivePyramid([model], method=model),
+        lambda: AdaptivePyramid([model]).generate(PROMPT, on_block=[model, 3]),
+        lambda: AdaptivePyramid([model]).generate(model),
+        lambda: AdaptivePyramid([model]).generate(PROMPT, generation_config=model),
+        lambda: AdaptivePyramid([model]).generate(PROMPT, config=model),
+    ]
+    for mistake in mistakes:
+        with pytest.raises(TypeError) as raised:
+            mistake()
+        assert "\n" not in str(raised.value) and len(str(raised.value)) < 250
+    with pytest.raises(TypeError, match="got Sequential"):
+        AdaptivePyramid([torch.nn.Sequential(model)])
+
+
+# use_cache
+
+
+@pytest.mark.parametrize("place", ["config", "generation_config", "both"])
+def test_a_checkpoint_without_caches_is_decoded_with_them(place):
+    draft, target = graded_family("llama", 2)
+    if place != "generation_config":
+        target.config.use_cache = False
+    if place != "config":
+        target.generation_config.use_cache = False
+    pyramid = pyramid_of([draft, target])
+    assert_equals_generate(pyramid, target)
+    given = copy.deepcopy(target.generation_config)  # the checkpoint's settings, passed on
+    assert len(pyramid.generate(PROMPT, generation_config=given, max_new_tokens=4, eos_token_id=None).ids) == 4
+    with pytest.raises(ValueError, match="use_cache=False"):
+        pyramid.generate(PROMPT, max_new_tokens=4, use_cache=False)
+
+
+def test_a_call_without_caches_is_refused():
+    pyramid = pyramid_of(graded_family("llama", 2))
+    with pytest.raises(ValueError, match="use_cache=False"):
+        pyramid.generate(PROMPT, max_new_tokens=4, use_cache=False)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        pyramid.generate(PROMPT, generation_config=GenerationConfig(use_cache=False, max_new_tokens=4))
+
+
+# Offloaded models
+
+
+def _by_device_map(model, folder):
+    modules = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    modules |= {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    return dispatch_model(model, modules, main_device="cpu", offload_dir=str(folder), force_hooks=True)
+
+
+OFFLOADS = {
+    "cpu_offload": lambda model, folder: cpu_offload(model, execution_device=torch.device("cpu")),
+    "disk_offload": lambda model, folder: disk_offload(model, str(folder), execution_device=torch.device("cpu")),
+    "device_map": _by_device_map,
+}
+
+
+@pytest.mark.parametrize("how", OFFLOADS)
+def test_an_offloaded_target_is_decoded_with_as_generate_does(how, tmp_path):
+    draft, target = graded_family("llama", 2)
+    expected = reference_ids(target, PROMPT, max_new_tokens=NEW, eos_token_id=None)
+    offloaded = OFFLOADS[how](copy.deepcopy(target), tmp_path)
+    assert offloaded.get_input_embeddings().weight.device.type == "meta"
+    pyramid = pyramid_of([draft, offloaded])
+    assert assert_equals_generate(pyramid, offloaded) == expected
+    sampled = pyramid.generate(PROMPT, max_new_tokens=NEW, eos_token_id=None, do_sample=True, seed=3, top_k=5)
+    plain = pyramid_of([target]).generate(
+        PROMPT, max_new_tokens=NEW, eos_token_id=None, do_sample=True, seed=3, top_k=5
+    )
+    assert sampled.ids == plain.ids
+    assert pyramid.description()["device"] == "cpu"
+    pyramid = pyramid_of([OFFLOADS[how](copy.deepcopy(draft), tmp_path / "draft"), target])
+    assert_equals_generate(pyramid, target)
+
+
+def test_weights_that_nothing_loads_are_named():
+    model = tiny_model("llama").to("meta")
+    with pytest.raises(ValueError, match="LlamaForCausalLM are on the meta device"):
+        pyramid_of([model])
