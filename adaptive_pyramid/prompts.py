@@ -126,6 +126,16 @@ def with_supported_roles(tokenizer: Any, messages: list[dict[str, str]]) -> list
     return folded
 
 
+def prompt_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """A chat as ids; for a tokenizer without a chat template, its contents as plain text.
+
+    Where the template has no system role, the system message goes into the first user turn.
+    """
+    if tokenizer.chat_template:
+        return read_prompts(with_supported_roles(tokenizer, messages), None, tokenizer)[0][0].ids
+    return read_prompts("\n\n".join(message["content"] for message in messages) + "\n\n", None, tokenizer)[0][0].ids
+
+
 def unpadded(rows: list[list[int]], attention_mask: Any, mask_name: str = "attention_mask") -> list[Prompt]:
     """Rows without what their mask hides on the left. ValueError: a mask of another shape, with holes, or padding on the right."""
     if attention_mask is None:

@@ -6,7 +6,7 @@
 
 A stream is a task's answers one after the other, or all tasks' in turn (mixed); a controller outlives the prompts of its
 stream and starts knowing nothing: guessed acceptance, guessed costs, its exploration counted. Static configs are tried
-exhaustively: every route, every length of `tuning.findings.LENGTHS`. The first row names the best one of each stream and
+exhaustively: every route, every length of `tuning.research.findings_page.LENGTHS`. The first row names the best one of each stream and
 its speed over target-only decoding. Then, for every control, its share of that speed (1 = as fast as the best static config
 in hindsight), and in brackets the blocks until it has settled: until 9 of 10 of the next 50 run a config within 5 % of the
 best one's speed (median over orders). Modelled time unless --clock.
@@ -34,10 +34,10 @@ from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.control.warm_start import WarmStart
 from adaptive_pyramid.throughput import Acceptance, CostModel
 from benchmarks.control_lab import HeuristicSchedule, settled_after
-from tuning.costs import load_costs
-from tuning.findings import grid
-from tuning.replay import Replay
-from tuning.traces import TraceSet
+from tuning.replay.engine import Replay
+from tuning.replay.what_if_costs import load_costs
+from tuning.research.findings_page import grid
+from tuning.traces.format import TraceSet
 
 TOKENS = 512  # that a family's agreement is measured on
 KNOWN, OWN_BLOCKS, HEURISTIC, DEFAULT = (
@@ -115,7 +115,7 @@ def play(replay: Replay, indices: Sequence[int], controller: Controller) -> tupl
     """Modelled seconds of a stream, and the config of every block."""
     seconds, configs = 0.0, []
     for index in indices:
-        plant = replay.plant(index)
+        plant = replay.environment(index)
         config = controller.start(plant.info)
         while not plant.finished:
             configs.append(config)

@@ -28,12 +28,12 @@ from rich.table import Table
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.decoding.method import resolve
-from tuning.prior import Prior
-from tuning.replay import Replay
-from tuning.sampler import PriorSampler
-from tuning.space import Space
-from tuning.study import PRIOR_SHARE
-from tuning.traces import TraceSet
+from tuning.replay.engine import Replay
+from tuning.study.prior import Prior
+from tuning.study.runner import PRIOR_SHARE
+from tuning.study.sampler import PriorSampler
+from tuning.study.search_space import Space
+from tuning.traces.format import TraceSet
 
 CLOSE = 0.97
 QUEUED = round(12 * PRIOR_SHARE)  # what a study of the default 12 trials queues

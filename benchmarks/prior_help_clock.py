@@ -26,13 +26,13 @@ from rich.table import Table
 from adaptive_pyramid import AdaptivePyramid, families
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import resolve
+from adaptive_pyramid.prompts import prompt_ids
 from benchmarks.prior_help import CLOSE, SAMPLERS, make_study, measured_trial
-from tuning.measure import Bench, in_rotation
-from tuning.objective import prompt_ids
-from tuning.prior import Prior
-from tuning.space import Space
-from tuning.tasks import load_task
-from tuning.traces import TraceSet
+from tuning.study.benchmark import Bench, in_rotation
+from tuning.study.prior import Prior
+from tuning.study.search_space import Space
+from tuning.tasks.task import load_task
+from tuning.traces.format import TraceSet
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -22,10 +22,10 @@ from rich.table import Table
 from adaptive_pyramid import AdaptivePyramid, Profile, families
 from adaptive_pyramid.control.factory import default_config
 from adaptive_pyramid.decoding.method import resolve
-from tuning.measure import Bench, in_rotation
-from tuning.objective import prompt_ids
-from tuning.settings import CALIBRATION_QUESTIONS
-from tuning.tasks import load_task
+from adaptive_pyramid.prompts import prompt_ids
+from tuning.study.benchmark import Bench, in_rotation
+from tuning.study.settings import CALIBRATION_QUESTIONS
+from tuning.tasks.task import load_task
 
 NAMES = ("target only", "profile", "default config", "control, cold")
 

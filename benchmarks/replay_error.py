@@ -22,10 +22,10 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.request import GenerationRequest
-from tuning.acceptance import fitting
-from tuning.console import progress_bar
-from tuning.replay import Replay
-from tuning.traces import TraceSet
+from tuning.replay.acceptance_model import fitting
+from tuning.replay.engine import Replay
+from tuning.terminal.progress import progress_bar
+from tuning.traces.format import TraceSet
 
 
 def decoded_forwards(decoder: PyramidDecoder, traces: TraceSet, config: PyramidConfig) -> Counter[int]:

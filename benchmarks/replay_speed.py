@@ -21,10 +21,10 @@ from rich.table import Table
 
 from adaptive_pyramid.config import PyramidConfig
 from tests.recorded import synthetic
-from tuning.copying import Copies
-from tuning.findings import grid
-from tuning.replay import Replay
-from tuning.traces import TraceSet
+from tuning.replay.engine import Replay
+from tuning.research.findings_page import grid
+from tuning.traces.format import TraceSet
+from tuning.traces.ngram_index import Copies
 
 ANSWERS, TOKENS = 50, 128
 

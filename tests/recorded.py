@@ -13,8 +13,8 @@ from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.request import GenerationRequest
 from adaptive_pyramid.stats import BlockStats
 from adaptive_pyramid.throughput import CostModel
-from tuning.recording import record, tier_infos
-from tuning.traces import DIVERGENCES, Header, TierInfo, Trace, TraceSet
+from tuning.traces.format import DIVERGENCES, Header, TierInfo, Trace, TraceSet
+from tuning.traces.recording import record, tier_infos
 
 
 @dataclass

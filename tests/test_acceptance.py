@@ -9,9 +9,9 @@ import pytest
 
 from adaptive_pyramid.config import PyramidConfig
 from tests.recorded import agreement, synthetic
-from tuning.acceptance import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
-from tuning.replay import Replay
-from tuning.traces import DIVERGENCES, NOTHING, TraceSet
+from tuning.replay.acceptance_model import AcceptanceModel, calibration_error, model_pairs, outcomes, reliability_table
+from tuning.replay.engine import Replay
+from tuning.traces.format import DIVERGENCES, NOTHING, TraceSet
 
 GAP = DIVERGENCES.index("logit_gap")
 

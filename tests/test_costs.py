@@ -10,8 +10,8 @@ import yaml
 
 from adaptive_pyramid.config import PyramidConfig
 from tests.recorded import synthetic
-from tuning.costs import FOLDER, cost_table_names, load_costs
-from tuning.replay import Replay
+from tuning.replay.engine import Replay
+from tuning.replay.what_if_costs import FOLDER, cost_table_names, load_costs
 
 
 def test_the_shipped_table_is_what_its_comment_computes() -> None:

@@ -18,7 +18,7 @@ from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.profile import Profile
 from tests.recorded import synthetic
 from tests.tiny import graded_family, tiny_tokenizer
-from tuning.traces import TraceSet
+from tuning.traces.format import TraceSet
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

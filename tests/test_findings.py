@@ -12,13 +12,18 @@ pytest.importorskip("matplotlib")
 from adaptive_pyramid.config import PyramidConfig  # noqa: E402
 from adaptive_pyramid.decoding.method import METHODS  # noqa: E402
 from tests.recorded import synthetic  # noqa: E402
-from tuning import findings, patterns  # noqa: E402
-from tuning.acceptance import fitting  # noqa: E402
-from tuning.costs import load_costs  # noqa: E402
-from tuning.findings import grid, write_page  # noqa: E402
-from tuning.findings_page import Page  # noqa: E402
-from tuning.replay import Replay  # noqa: E402
-from tuning.traces import DIVERGENCES, TraceSet  # noqa: E402
+from tuning import findings  # noqa: E402
+from tuning.replay.acceptance_model import fitting  # noqa: E402
+from tuning.replay.engine import Replay  # noqa: E402
+from tuning.replay.what_if_costs import load_costs  # noqa: E402
+from tuning.research import trace_statistics  # noqa: E402
+from tuning.research.findings_page import (  # noqa: E402
+    LENGTHS,
+    Page,
+    grid,
+    write_page,
+)
+from tuning.traces.format import DIVERGENCES, TraceSet  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def traces() -> TraceSet:
 
 
 def test_the_page_says_what_replay_says(traces, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(findings, "LENGTHS", (1, 4, 9))
+    monkeypatch.setattr("tuning.research.findings_page.LENGTHS", (1, 4, 9))
     path = write_page(traces, tmp_path, load_costs("gpu-24gb"))
     text = path.read_text(encoding="utf-8")
     pictures = re.findall(r"!\[.+?\]\((.+?)\)", text)
@@ -53,7 +58,7 @@ def test_the_page_says_what_replay_says(traces, tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("tiers, routes", [(2, 0), (3, 1), (4, 3)])
 def test_every_route_with_two_lengths_is_mapped(tiers, routes, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("tuning.findings_page.MAP_LENGTHS", (1, 5))
+    monkeypatch.setattr("tuning.research.findings_page.MAP_LENGTHS", (1, 5))
     page = Page(synthetic(4, tiers=tiers, n=30), tmp_path)
     page.lengths()
     text = "\n".join(page.parts)
@@ -75,7 +80,7 @@ def test_what_is_missing_is_recorded_task_by_task(tmp_path, monkeypatch) -> None
         return 0
 
     monkeypatch.setattr(findings.recorder, "main", record)
-    monkeypatch.setattr(findings, "LENGTHS", (1, 4))
+    monkeypatch.setattr("tuning.research.findings_page.LENGTHS", (1, 4))
     for _ in range(2):
         assert findings.main(["--out", str(tmp_path), "--data", "d"]) == 0
     assert [arguments[1] for arguments in calls] == [*findings.TASKS, *findings.TASKS]
@@ -86,20 +91,20 @@ def test_what_is_missing_is_recorded_task_by_task(tmp_path, monkeypatch) -> None
 
 def test_the_grid_has_every_route_and_length(traces) -> None:
     configs = grid(traces)
-    n = len(findings.LENGTHS)
+    n = len(LENGTHS)
     assert len(configs) == len(set(configs)) == 1 + 2 * n + n * n  # target; two pairs; all three
     assert len(configs) > 200 and PyramidConfig.simple([1, 1], route=(2,)) in configs
 
 
 def test_patterns_count_positions(traces) -> None:
     agreed = np.concatenate([trace.top[0] == trace.ids for trace in traces])
-    shares = patterns.by_position(traces, 0, 2)
+    shares = trace_statistics.by_position(traces, 0, 2)
     assert sum(share.n for share in shares) == traces.tokens
     assert sum(share.n * share.value for share in shares) == pytest.approx(agreed.sum())
     assert shares[0].label == "0 to 8" and shares[0].n == 80 and shares[-1].label == "32 to 64"
-    by_entropy = patterns.by_entropy(traces, 0, 2)
+    by_entropy = trace_statistics.by_entropy(traces, 0, 2)
     assert by_entropy[0].value > by_entropy[-1].value  # the synthetic draft is right where it is sure
-    points = patterns.by_tau(traces, 0, 2, "logit_gap")
+    points = trace_statistics.by_tau(traces, 0, 2, "logit_gap")
     assert points[0].acceptance == pytest.approx(agreed.mean()) and points[0].regret == 0
     assert all(a.acceptance <= b.acceptance and a.regret <= b.regret for a, b in zip(points, points[1:]))
     pair = traces.pair(0, 2)
@@ -123,7 +128,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, arguments, sentence) -> Non
 
 
 def test_the_command_reads_a_file(traces, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(findings, "LENGTHS", (1, 4))
+    monkeypatch.setattr("tuning.research.findings_page.LENGTHS", (1, 4))
     traces.save(tmp_path / "traces.npz")
     assert findings.main(["--traces", str(tmp_path / "traces.npz"), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "findings.md").read_text(encoding="utf-8").startswith("# First findings")

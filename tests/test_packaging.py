@@ -33,13 +33,15 @@ def test_every_data_file_is_shipped(package) -> None:
 
 
 def test_every_command_has_a_script() -> None:
-    commands = {
-        path.stem
-        for path in (ROOT / "tuning").glob("*.py")
-        if " = OneSentenceParser(" in path.read_text(encoding="utf-8")
-    }
+    """A command is a module beside the rooms, or the `__main__` of a room: both run as `python -m tuning.NAME`."""
+    sources = [*(ROOT / "tuning").glob("*.py"), *(ROOT / "tuning").glob("*/__main__.py")]
+    commands = [path for path in sources if " = OneSentenceParser(" in path.read_text(encoding="utf-8")]
+    modules = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in commands}
     scripts = PROJECT["project"]["scripts"]
-    assert scripts == {f"adaptive-pyramid-{name}": f"tuning.{name}:main" for name in commands}
+    assert scripts == {
+        f"adaptive-pyramid-{module.removesuffix('.__main__').removeprefix('tuning.')}": f"{module}:main"
+        for module in modules
+    }
     for target in scripts.values():
         module, function = target.split(":")
         assert callable(getattr(importlib.import_module(module), function))

@@ -15,9 +15,9 @@ from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, costs, repetitive, synthetic
 from tests.tiny import BOS, EOS, graded_family, perturbed, tiny_model
-from tuning.hindsight import hindsight
-from tuning.replay import Replay, StageCounts, replay
-from tuning.traces import TraceSet
+from tuning.replay.engine import Replay, StageCounts, replay
+from tuning.research.oracle import hindsight
+from tuning.traces.format import TraceSet
 
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 5, 9, 7]]
 NEW = 26
@@ -61,7 +61,7 @@ def compare(pool: Pool, config, method="pyramid") -> Counter:
     player = Replay(pool.traces, method=method)
     seen: Counter = Counter()
     for trace in range(len(pool.traces)):
-        plant = player.plant(trace)
+        plant = player.environment(trace)
         cold = True  # whether the caches before this block are what the decoder's are
         for theirs in pool.blocks(trace, config, method):
             table, _ = player.details(theirs.config)
@@ -193,7 +193,7 @@ def test_sums_are_those_of_the_blocks(plain, copying) -> None:
             played = player.play(config)
             blocks = [[] for _ in pool.traces]
             for trace, found in enumerate(blocks):
-                plant = player.plant(trace)
+                plant = player.environment(trace)
                 while not plant.finished:
                     found.append(plant.step(config))
             flat = [block for found in blocks for block in found]
@@ -302,7 +302,7 @@ def test_a_drifting_target_stage_is_estimated_and_its_drift_counted(plain) -> No
         and loose.blocks < strict.blocks
         and loose.stages[2].acceptance_rate > strict.stages[2].acceptance_rate
     )
-    ours = Replay(plain.traces, method="fsd").plant(0)
+    ours = Replay(plain.traces, method="fsd").environment(0)
     drift = 0.0
     while not ours.finished:
         drift += sum(ours.step(PyramidConfig.simple((3, 5), (0.0, 0.3), (1, 2))).drift)
@@ -360,13 +360,13 @@ def test_mistakes_are_named(plain, copying) -> None:
     with pytest.raises(ValueError, match="unknown method 'pyramyd'; did you mean 'pyramid'"):
         replay(plain.traces, config, method="pyramyd")
     with pytest.raises(ValueError, match="no trace 9|trace must be in"):
-        Replay(plain.traces).plant(9)
+        Replay(plain.traces).environment(9)
     four = Pool.of(
         [*graded_family("llama", 2, eos_token_id=None)[:1], Lookup(), tiny_model(eos_token_id=None)], PROMPTS[:1], 8
     )
     with pytest.raises(ValueError, match="only stand at the bottom"):
         replay(four.traces, config)
-    plant = Replay(plain.traces).plant()
+    plant = Replay(plain.traces).environment()
     while not plant.finished:
         plant.step(config)
     with pytest.raises(RuntimeError, match="finished"):

@@ -17,10 +17,15 @@ from PIL import Image
 from test_tuning_search import ENVIRONMENT
 
 from tests.tiny_search import search, tiny_family
-from tuning import claims, decodings, page, pictures, report
-from tuning.claims import CONFIRMED, REFUTED, UNMEASURED, UNTOLD
-from tuning.decodings import SETTINGS, Decodings, Run, Setting, decode
-from tuning.evidence import Evidence, Stage
+from tuning.report import __main__ as report
+from tuning.report import html as page_html
+from tuning.report import paper_decodings, plots, writer
+from tuning.report.paper_decodings import decode
+from tuning.report.study_data import StudyData
+from tuning.research import paper_claims
+from tuning.research.modelled_speeds import Stage
+from tuning.research.paper_claims import CONFIRMED, REFUTED, UNMEASURED, UNTOLD
+from tuning.research.paper_runs import SETTINGS, Decodings, Run, Setting
 
 QUESTIONS = 5
 ANSWERED = 12  # of the made-up decodings
@@ -44,12 +49,12 @@ def profile(tmp_path_factory, family) -> Path:
 
 
 @pytest.fixture(scope="module")
-def evidence(profile) -> Evidence:
-    return Evidence.load(profile)
+def study(profile) -> StudyData:
+    return StudyData.load(profile)
 
 
 def decoded(
-    evidence: Evidence,
+    study: StudyData,
     seconds=lambda method, q, t, i: 1.0,
     drift=lambda method, q, t, i: 0.0,
     score=lambda method, q, t, i: 1.0,
@@ -69,8 +74,8 @@ def decoded(
             for s in SETTINGS
         }
         questions.append({"ar": Run(2.0, 10, score=1.0), **runs})
-    config = evidence.best_lengths(evidence.pyramid_route)
-    return Decodings(config, decodings.made_with(evidence), questions)
+    config = study.modelled.best_lengths(study.modelled.pyramid_route)
+    return Decodings(config, paper_decodings.made_with(study), questions)
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
@@ -85,8 +90,8 @@ def html(profile, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     for suffix in (".yaml", ".db"):
         shutil.copy(profile.with_suffix(suffix), folder)
-    moved = Evidence.load(folder / profile.name)
-    decoded(moved, lambda method, q, t, i: 1.5 - t - q + i / 10).save(decodings.decodings_path(moved.path))
+    moved = StudyData.load(folder / profile.name)
+    decoded(moved, lambda method, q, t, i: 1.5 - t - q + i / 10).save(paper_decodings.decodings_path(moved.path))
     result = command(profile.name, "--out", "page.html", folder=folder)
     assert result.returncode == 0 and result.stdout == "wrote page.html\n", result.stderr
     return folder / "page.html"
@@ -95,13 +100,13 @@ def html(profile, tmp_path_factory) -> Path:
 # what the traces say
 
 
-def test_acceptance_counts_what_the_traces_hold(evidence) -> None:
+def test_acceptance_counts_what_the_traces_hold(study) -> None:
     stage = Stage(1, 2)
-    by_tau = evidence.acceptance_by_tau(stage, (0.0, 0.7))
-    traces = evidence.prior.traces
+    by_tau = study.modelled.acceptance_by_tau(stage, (0.0, 0.7))
+    traces = study.prior.traces
     agree = [a == b for trace in traces for a, b in zip(trace.top[1], trace.ids)]
     assert by_tau == [pytest.approx(sum(agree) / len(agree)), 1.0]  # js never exceeds log 2
-    first, second = evidence.acceptance_by_position(stage, 0.0, 2)
+    first, second = study.modelled.acceptance_by_position(stage, 0.0, 2)
     assert first[0] == by_tau[0] and 0 <= first[1] < first[0] < first[2] <= 1
     pairs = [
         trace.top[1][i + 1] == trace.ids[i + 1]
@@ -112,47 +117,53 @@ def test_acceptance_counts_what_the_traces_hold(evidence) -> None:
     assert second[0] == pytest.approx(sum(pairs) / len(pairs))
 
 
-def test_every_model_has_entropies_and_a_lookup_none(evidence) -> None:
-    assert evidence.models == [1, 2] and evidence.entropies(0) == []
-    for tier in evidence.models:
-        assert len(evidence.entropies(tier)) == evidence.n_positions and min(evidence.entropies(tier)) > 0
+def test_every_model_has_entropies_and_a_lookup_none(study) -> None:
+    assert study.modelled.models == [1, 2] and study.modelled.entropies(0) == []
+    for tier in study.modelled.models:
+        assert (
+            len(study.modelled.entropies(tier)) == study.modelled.n_positions
+            and min(study.modelled.entropies(tier)) > 0
+        )
 
 
-def test_modelled_speeds_are_the_priors(evidence) -> None:
-    config = evidence.config((0, 1, 2), (3, 4), (0.1, 0.2))
-    assert evidence.ratio(config) == pytest.approx(evidence.prior.predict(config).ratio)
-    best = evidence.best_lengths((0, 2))
-    assert all(evidence.ratio(best) >= evidence.ratio(evidence.config((0, 2), (length,))) for length in (1, 2, 4, 24))
-    (advice,) = evidence.advice()
+def test_modelled_speeds_are_the_priors(study) -> None:
+    config = study.modelled.config((0, 1, 2), (3, 4), (0.1, 0.2))
+    assert study.modelled.ratio(config) == pytest.approx(study.prior.predict(config).ratio)
+    best = study.modelled.best_lengths((0, 2))
+    assert all(
+        study.modelled.ratio(best) >= study.modelled.ratio(study.modelled.config((0, 2), (length,)))
+        for length in (1, 2, 4, 24)
+    )
+    (advice,) = study.modelled.advice()
     assert advice.tier == 1 and advice.pays == (advice.with_ratio > advice.without_ratio)
 
 
 # the claims
 
 
-def verdicts(evidence, **how) -> dict[str, str]:
-    return {claim.text: claim.verdict for claim in claims.claims(evidence, decoded(evidence, **how))}
+def verdicts(study, **how) -> dict[str, str]:
+    return {claim.text: claim.verdict for claim in paper_claims.claims(study.modelled, decoded(study, **how))}
 
 
-def test_claims_without_decodings_say_so(evidence) -> None:
-    found = claims.claims(evidence, None)
+def test_claims_without_decodings_say_so(study) -> None:
+    found = paper_claims.claims(study.modelled, None)
     assert [claim.verdict for claim in found[1:]] == [UNMEASURED] * 4 and found[0].verdict in (
         CONFIRMED,
         REFUTED,
         UNTOLD,
     )
-    few = decoded(evidence)
+    few = decoded(study)
     few.questions = few.questions[:3]
-    assert "3 questions were decoded, at least 4 are needed" in claims.claims(evidence, few)[1].numbers[0]
+    assert "3 questions were decoded, at least 4 are needed" in paper_claims.claims(study.modelled, few)[1].numbers[0]
 
 
-def test_when_nothing_differs_nothing_is_confirmed(evidence) -> None:
-    assert CONFIRMED not in list(verdicts(evidence).values())[1:]
+def test_when_nothing_differs_nothing_is_confirmed(study) -> None:
+    assert CONFIRMED not in list(verdicts(study).values())[1:]
 
 
 def test_an_interval_that_holds_its_threshold_tells_nothing() -> None:
     found = [
-        claims.Estimate(value, low, high, 1.0).verdict
+        paper_claims.Estimate(value, low, high, 1.0).verdict
         for value, low, high in [(1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (1.2, 0.9, 1.5), (0.9, 0.7, 1.1)]
     ]
     assert found == [CONFIRMED, REFUTED, UNTOLD, UNTOLD]
@@ -161,19 +172,19 @@ def test_an_interval_that_holds_its_threshold_tells_nothing() -> None:
 @pytest.mark.parametrize(
     "wobbly, expected", [(lambda q, t: q > t, CONFIRMED), (lambda q, t: q < t, REFUTED), (lambda q, t: True, UNTOLD)]
 )
-def test_order_of_the_thresholds(evidence, wobbly, expected) -> None:
-    found = verdicts(evidence, seconds=lambda method, q, t, i: 1.0 + i / 5 if wobbly(q, t) else 1.0)
-    assert found[claims.ORDER] == expected
+def test_order_of_the_thresholds(study, wobbly, expected) -> None:
+    found = verdicts(study, seconds=lambda method, q, t, i: 1.0 + i / 5 if wobbly(q, t) else 1.0)
+    assert found[paper_claims.ORDER] == expected
 
 
 @pytest.mark.parametrize("fast, drift, expected", [(1.0, 2.0, CONFIRMED), (0.5, 2.0, REFUTED), (1.0, 0.0, REFUTED)])
-def test_high_tau(evidence, fast, drift, expected) -> None:
+def test_high_tau(study, fast, drift, expected) -> None:
     found = verdicts(
-        evidence,
+        study,
         seconds=lambda method, q, t, i: fast if t > 0.5 else 1.0,
         drift=lambda method, q, t, i: drift if t > 0.5 else 0.0,
     )
-    assert found[claims.HIGH_TAU] == expected
+    assert found[paper_claims.HIGH_TAU] == expected
 
 
 @pytest.mark.parametrize(
@@ -185,35 +196,35 @@ def test_high_tau(evidence, fast, drift, expected) -> None:
         (lambda q: 1.0, UNTOLD),
     ],
 )
-def test_the_cascade(evidence, seconds, expected) -> None:
-    assert verdicts(evidence, seconds=lambda method, q, t, i: seconds(q) * (1 + i / 20))[claims.CASCADE] == expected
+def test_the_cascade(study, seconds, expected) -> None:
+    assert verdicts(study, seconds=lambda method, q, t, i: seconds(q) * (1 + i / 20))[paper_claims.CASCADE] == expected
 
 
 @pytest.mark.parametrize("fuzzy, spread, expected", [(0.5, 1.0, CONFIRMED), (2.0, 1.0, REFUTED), (0.5, 0.0, UNTOLD)])
-def test_the_variants(evidence, fuzzy, spread, expected) -> None:
+def test_the_variants(study, fuzzy, spread, expected) -> None:
     found = verdicts(
-        evidence,
+        study,
         seconds=lambda method, q, t, i: fuzzy * (1 + spread * i / 10) if method == "psd_f" else 1.0,
         score=lambda method, q, t, i: 1.0 - spread * (i % 2) if method == "psd_f" else 1.0,
     )
-    assert found[claims.VARIANTS] == expected
+    assert found[paper_claims.VARIANTS] == expected
 
 
-def test_lengths_follow_the_cost_table(evidence, monkeypatch) -> None:
+def test_lengths_follow_the_cost_table(study, monkeypatch) -> None:
     def inside(config, method=None):
         draft, qualifier = config.stage(1).length, config.stage(2).length
         return (
-            evidence.n_traces * [1.0]
+            study.modelled.n_traces * [1.0]
             if len(config.route) == 3 and 2 * draft <= qualifier <= 3 * draft
-            else evidence.n_traces * [2.0]
+            else study.modelled.n_traces * [2.0]
         )
 
     import numpy
 
-    monkeypatch.setattr(evidence, "seconds", lambda config, method=None: numpy.array(inside(config)))
-    assert claims.lengths_claim(evidence).verdict == CONFIRMED
-    monkeypatch.setattr(evidence, "seconds", lambda config, method=None: 3.0 - numpy.array(inside(config)))
-    assert claims.lengths_claim(evidence).verdict == REFUTED
+    monkeypatch.setattr(study.modelled, "seconds", lambda config, method=None: numpy.array(inside(config)))
+    assert paper_claims.lengths_claim(study.modelled).verdict == CONFIRMED
+    monkeypatch.setattr(study.modelled, "seconds", lambda config, method=None: 3.0 - numpy.array(inside(config)))
+    assert paper_claims.lengths_claim(study.modelled).verdict == REFUTED
 
 
 # the decodings behind them
@@ -221,8 +232,8 @@ def test_lengths_follow_the_cost_table(evidence, monkeypatch) -> None:
 
 def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
     chosen = (Setting("psd_f", 0.0, 0.0), Setting("psd_f", 0.4, 0.6), Setting("psd_a", 0.0, 0.6))
-    monkeypatch.setattr(decodings, "SETTINGS", chosen)
-    path = decodings.decodings_path(profile)
+    monkeypatch.setattr(paper_decodings, "SETTINGS", chosen)
+    path = paper_decodings.decodings_path(profile)
 
     @contextmanager
     def impatient(what, total):
@@ -235,10 +246,10 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
 
     done: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        decode(Evidence.load(profile), family, progress=impatient)
+        decode(StudyData.load(profile), family, progress=impatient)
     kept = Decodings.load(path)
     assert len(kept) == 1 and done[0] == 3 * QUESTIONS
-    found = decode(Evidence.load(profile), family, progress=silent)
+    found = decode(StudyData.load(profile), family, progress=silent)
     assert len(found) == QUESTIONS and found.questions[0] == kept.questions[0]
     tokens = {run.tokens for question in found.questions for run in question.values()}
     assert tokens == {8}
@@ -247,13 +258,13 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
     assert sum(run.lost for run in exact) > sum(run.lost for run in loose)
     assert all(run.refused <= run.lost for run in exact)
     stamp = path.stat().st_mtime_ns
-    decode(Evidence.load(profile), family, progress=silent)  # nothing is left to do
+    decode(StudyData.load(profile), family, progress=silent)  # nothing is left to do
     assert path.stat().st_mtime_ns == stamp
     data = json.loads(path.read_text())
     data["made_with"]["seed"] = 7
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="measured for another study"):
-        decodings.known(Evidence.load(profile))
+        paper_decodings.known(StudyData.load(profile))
     path.unlink()
 
 
@@ -273,14 +284,14 @@ def test_decodings_need_the_studys_questions(profile, family, tmp_path) -> None:
         )
     )
     with pytest.raises(ValueError, match="not the questions of the study"):
-        decode(Evidence.load(profile), family, data=str(data), progress=silent)
+        decode(StudyData.load(profile), family, data=str(data), progress=silent)
 
 
 # the page
 
 
 def test_the_page_holds_every_section_and_asks_for_nothing(html) -> None:
-    evidence = Evidence.load(html.with_name("csqa.yaml"))
+    study = StudyData.load(html.with_name("csqa.yaml"))
     text = html.read_text()
     for heading in (
         "Speed and quality",
@@ -297,7 +308,7 @@ def test_the_page_holds_every_section_and_asks_for_nothing(html) -> None:
         "Provenance",
     ):
         assert heading in text, heading
-    for claim in claims.claims(evidence, decodings.known(evidence)):
+    for claim in paper_claims.claims(study.modelled, paper_decodings.known(study)):
         assert claim.text in text and claim.verdict in text and claim.verdict != UNMEASURED
     assert set(re.findall(r'(?:src|srcset|href)="([^"#]{0,22})', text)) == {"data:image/png;base64,", ""}
     assert not re.findall(r"https?://|url\(|@import|<script|<link", text)
@@ -308,7 +319,7 @@ def test_the_page_holds_every_section_and_asks_for_nothing(html) -> None:
 
 
 def test_a_page_without_decodings_names_the_command(profile, tmp_path) -> None:
-    out = report.write_report(profile, tmp_path / "other.html")
+    out = writer.write_report(profile, tmp_path / "other.html")
     assert (
         "4 of 5 were not measured" in out.read_text()
         and "python -m tuning.report csqa.yaml --claims" in out.read_text()
@@ -322,7 +333,7 @@ def test_a_lossless_study_of_two_tiers(tmp_path) -> None:
     pair = replace(whole, models=whole.models[1:], tier_names=whole.tier_names[1:])
     out = tmp_path / "pair.yaml"
     search(out, trials=2, family=pair, clock="model", questions=2)
-    text = report.write_report(out).read_text()
+    text = writer.write_report(out).read_text()
     assert "Trials by speed" in text and "no middle tier" in text and "No maps over lengths and taus" in text
     assert text.count(UNTOLD) == 5
 
@@ -333,7 +344,7 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("palette", [pictures.LIGHT, pictures.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("palette", [plots.LIGHT, plots.DARK], ids=["light", "dark"])
 def test_colours_can_be_read(palette) -> None:
     def contrast(color: str) -> float:
         high, low = sorted((luminance(color), luminance(palette.page)), reverse=True)
@@ -380,9 +391,9 @@ def browse(page: Path, *arguments: str) -> str:
         "--disable-sync",
         "--hide-scrollbars",
         "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={page.with_name('browser')}",
+        f"--user-data-dir={html.with_name('browser')}",
         *arguments,
-        page.as_uri(),
+        html.as_uri(),
     ]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -417,7 +428,7 @@ def test_the_page_in_a_browser(html, tmp_path, width, dark) -> None:
 
 
 def test_the_browser_would_tell(tmp_path) -> None:
-    bad = page.page("bad", '<div style="width:500px">wide</div><img src="http://example.invalid/a.png">', [])
+    bad = page_html.page("bad", '<div style="width:500px">wide</div><img src="http://example.invalid/a.png">', [])
     found = probe(bad, tmp_path, 360, False)
     assert (
         found["page"] > 360
@@ -466,7 +477,7 @@ def test_without_matplotlib_the_extra_is_named(profile, monkeypatch, capsys) -> 
     with pytest.raises(SystemExit):
         report.main([str(profile)])
     assert "pip install 'adaptive-pyramid[report]'" in capsys.readouterr().err
-    report.report_after_search(
+    writer.report_after_search(
         profile, f"sqlite:///{profile.with_suffix('.db')}"
     )  # a search must not fail for want of pictures
     assert "no report: a report needs matplotlib" in capsys.readouterr().err

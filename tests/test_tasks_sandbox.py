@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tuning.sandbox import run_tests
-from tuning.tasks import load_task
+from tuning.tasks.sandbox import run_tests
+from tuning.tasks.task import load_task
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX resource limits")
 TESTS = "def check(f):\n    assert f() == 1\n"
@@ -100,7 +100,7 @@ def test_humaneval_sample_solutions_pass_and_wrong_ones_fail():
 
 
 def test_without_run_code_nothing_runs_and_the_label_says_so(monkeypatch):
-    monkeypatch.setattr("tuning.scoring.run_tests", lambda *_, **__: pytest.fail("code was run"))
+    monkeypatch.setattr("tuning.tasks.scorers.run_tests", lambda *_, **__: pytest.fail("code was run"))
     task = load_task("humaneval", limit=3)
     score = task.score(["    return 12345", "I cannot.", "    raise SystemExit"])
     assert score.label.startswith("syntax check only") and "run-code" in score.label

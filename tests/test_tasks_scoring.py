@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 
-from tuning.answers import find_choice, find_number, find_program
-from tuning.examples import Example
-from tuning.scoring import wilson
-from tuning.tasks import load_task, paired_bootstrap
+from tuning.tasks.answers import find_choice, find_number, find_program
+from tuning.tasks.formats import Example
+from tuning.tasks.scorers import wilson
+from tuning.tasks.task import load_task, paired_bootstrap
 
 CHOICES = {"A": "kitchen", "B": "state park", "C": "park", "D": "bank", "E": "vitamin shop"}
 

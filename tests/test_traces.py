@@ -19,12 +19,13 @@ from adaptive_pyramid.decoding.tokens import TokenSequence
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, repetitive
 from tests.tiny import BOS, graded_family, perturbed, tiny_model, tiny_tokenizer
-from tuning import recording
-from tuning import traces as module
-from tuning.copying import Copies
-from tuning.recording import record, record_task, tier_infos
-from tuning.tasks import load_task
-from tuning.traces import DIVERGENCES, Header, TraceSet
+from tuning.tasks.task import load_task
+from tuning.traces import __main__ as traces_command
+from tuning.traces import format as trace_format
+from tuning.traces import recording
+from tuning.traces.format import DIVERGENCES, Header, TraceSet
+from tuning.traces.ngram_index import Copies
+from tuning.traces.recording import record, record_task, tier_infos
 
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 5, 9, 7]]
 NEW = 20
@@ -146,7 +147,7 @@ def test_a_set_survives_the_disk(pool, tmp_path) -> None:
         and read.tasks == ["", "other"]
     )
     for mine, theirs in zip(given, read):
-        for name in (*module._BY_TOKEN, *module._BY_ROW):
+        for name in (*trace_format._BY_TOKEN, *trace_format._BY_ROW):
             assert np.array_equal(getattr(mine, name), getattr(theirs, name), equal_nan=name not in ("ids", "prompt"))
     assert len(read.select("other")) == 1 and len(read.select(indices=[1])) == 1
     assert not list(tmp_path.glob("*.partial"))
@@ -238,12 +239,12 @@ def command(family_file: Path, out: Path, *more: str) -> list[str]:
 
 def test_the_command_resumes_and_adds(family_file, tmp_path, capsys) -> None:
     out = tmp_path / "traces.npz"
-    assert module.main(command(family_file, out, "--limit", "2")) == 0
+    assert traces_command.main(command(family_file, out, "--limit", "2")) == 0
     first = TraceSet.load(out)
     assert first.tasks == ["prompts"] and [tier.name for tier in first.header.tiers] == ["lookup", "draft", "target"]
     assert set(first.header.costs.table) == {1, 2} and first.header.family == "tiny" and first.header.dtype == "float32"
     assert f"{len(first)} traces" in capsys.readouterr().err
-    assert module.main(command(family_file, out, "--limit", "4", "--no-costs")) == 0
+    assert traces_command.main(command(family_file, out, "--limit", "4", "--no-costs")) == 0
     again = TraceSet.load(out)
     assert len(again) > len(first) and [trace.key for trace in again][: len(first)] == [trace.key for trace in first]
     assert again.header.costs.to_dict() == first.header.costs.to_dict()  # measured once
@@ -263,10 +264,10 @@ def test_the_command_resumes_and_adds(family_file, tmp_path, capsys) -> None:
 def test_mistakes_on_the_command_line_are_one_sentence(family_file, tmp_path, capsys, change, sentence) -> None:
     out = tmp_path / "traces.npz"
     if sentence.startswith(("recorded", "max_new")):
-        assert module.main(command(family_file, out, "--limit", "1", "--no-costs")) == 0
+        assert traces_command.main(command(family_file, out, "--limit", "1", "--no-costs")) == 0
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
-        module.main([*command(family_file, out, "--limit", "1", "--no-costs"), *change])
+        traces_command.main([*command(family_file, out, "--limit", "1", "--no-costs"), *change])
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and sentence in " ".join(said.split())
 
@@ -282,12 +283,12 @@ def test_ctrl_c_keeps_what_is_recorded(family_file, tmp_path, capsys, monkeypatc
         return real(*args, **keywords)
 
     monkeypatch.setattr(recording, "record", interrupted)
-    assert module.main(command(family_file, out, "--no-costs")) == 130
+    assert traces_command.main(command(family_file, out, "--no-costs")) == 130
     assert "the same command goes on from there" in capsys.readouterr().err
     kept = TraceSet.load(out)
     assert len(kept) == 2
     monkeypatch.setattr(recording, "record", real)
-    assert module.main(command(family_file, out, "--no-costs")) == 0
+    assert traces_command.main(command(family_file, out, "--no-costs")) == 0
     assert [trace.key for trace in TraceSet.load(out)][:2] == [trace.key for trace in kept]
 
 
@@ -306,7 +307,7 @@ def test_the_benchmark_of_replay_runs(monkeypatch, capsys) -> None:
 
 def test_the_benchmark_of_the_estimates_finds_exact_counters_exact(family_file, tmp_path, capsys, monkeypatch) -> None:
     out = tmp_path / "traces.npz"
-    assert module.main(command(family_file, out, "--limit", "6")) == 0
+    assert traces_command.main(command(family_file, out, "--limit", "6")) == 0
     lines = benchmark(monkeypatch, capsys, "replay_error", "--traces", out, "--family", family_file, "--answers", 2)
     exact = [line for line in lines if "exact" in line.split("│")[-2:][0]]
     assert len(exact) == 3 and all("target +0.0%" in line and "-" not in line for line in exact)

@@ -11,8 +11,8 @@ from optuna.storages._heartbeat import HeartbeatThread
 from optuna.trial import TrialState
 
 from tests.toy_worker import open_toy
-from tuning.ctrl_c import CtrlC
-from tuning.trials import SharedTrials
+from tuning.study.interrupts import CtrlC
+from tuning.study.trial_queue import SharedTrials
 
 pytestmark = pytest.mark.usefixtures("ctrl_c_works")
 

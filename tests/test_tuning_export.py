@@ -15,7 +15,7 @@ import torch
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
 from tests.tiny import graded_family
-from tuning.export import CHECKED, export
+from tuning.study.engine_export import CHECKED, export
 
 LOOKUP, SMALL, DERIVED = (
     "lookup: max_ngram 4, min_ngram 2",

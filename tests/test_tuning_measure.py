@@ -14,8 +14,8 @@ from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
 from tests.tiny import EOS, PAD, graded_family, tiny_tokenizer
-from tuning import measure
-from tuning.measure import Bench, Timed, in_rotation, ratio_interval
+from tuning.study.benchmark import Bench, Timed, in_rotation, ratio_interval
+from tuning.traces import measured_costs
 
 WIDTHS = (1, 4, 16)
 CONFIG = PyramidConfig.simple((3, 4), route=(1, 2))
@@ -47,7 +47,7 @@ def test_every_forward_feeds_its_width_behind_the_context(models) -> None:
             with_kwargs=True,
         )
     calls = []
-    costs = measure.cost_table(
+    costs = measured_costs.cost_table(
         decoder, [10, 11, 12], context=20, widths=WIDTHS, repeats=2, progress=lambda: calls.append(1)
     )
     for model in models:
@@ -64,8 +64,8 @@ def test_every_forward_feeds_its_width_behind_the_context(models) -> None:
 
 def test_no_prompt_costs_less_than_nothing(models, monkeypatch) -> None:
     noisy = CostModel({0: {1: 0.1, 4: 0.5, 16: 0.2}, 1: {1: 0.1, 4: 0.2, 16: 0.3}})
-    monkeypatch.setattr(measure, "measure_costs", lambda *_: noisy)
-    costs = measure.cost_table(PyramidDecoder(models), [10, 11], context=8, widths=WIDTHS)
+    monkeypatch.setattr(measured_costs, "measure_costs", lambda *_: noisy)
+    costs = measured_costs.cost_table(PyramidDecoder(models), [10, 11], context=8, widths=WIDTHS)
     assert noisy.seconds(0, 400) < costs.seconds(0, 400) == 0.5
     assert costs.table[1] == noisy.table[1] and costs.seconds(0, 4) == 0.5
 

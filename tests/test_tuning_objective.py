@@ -10,18 +10,20 @@ from jinja2 import TemplateError
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
-from adaptive_pyramid.prompts import read_prompts
+from adaptive_pyramid.models.families import source_text
+from adaptive_pyramid.prompts import prompt_ids, read_prompts
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from tuning import results
-from tuning.examples import Example
-from tuning.finals import make_profile, play_finals, source_text, with_spare_stages
-from tuning.measure import Timed
-from tuning.objective import Limits, Objective, Question, Tally, agreement, ask, prompt_ids
-from tuning.prior import Prediction
-from tuning.scoring import make_scorer
-from tuning.space import Space
-from tuning.tasks import Task
+from tuning.study import trial_table
+from tuning.study.benchmark import Timed
+from tuning.study.objective import Limits, Objective, Question, Tally, agreement, ask
+from tuning.study.prior import Prediction
+from tuning.study.profile_builder import make_profile, with_spare_stages
+from tuning.study.rerun import play_finals
+from tuning.study.search_space import Space
+from tuning.tasks.formats import Example
+from tuning.tasks.scorers import make_scorer
+from tuning.tasks.task import Task
 
 CHOICES = {"A": "a cat", "B": "a dog"}
 ROUTES = ((2,), (0, 2), (0, 1, 2))
@@ -119,12 +121,14 @@ def test_a_method_that_drifts_is_scored_on_its_own_text(own, value, loss) -> Non
     assert trial.constraints == pytest.approx(
         {"min_score": 0.4 - value, "max_score_loss": loss - 0.1, "max_drift": 0.5 - 0.2}
     )
-    assert not results.feasible(trial)  # too much drift
+    assert not trial_table.feasible(trial)  # too much drift
 
 
 def test_limits_that_are_kept_make_a_usable_trial() -> None:
     trial = trial_of(objective("psd_f", limits=Limits(max_drift=0.6)))
-    assert results.feasible(trial) and results.best_first([trial]) == [trial] and results.front([trial]) == {0}
+    assert (
+        trial_table.feasible(trial) and trial_table.best_first([trial]) == [trial] and trial_table.front([trial]) == {0}
+    )
 
 
 def test_what_a_trial_remembers() -> None:
@@ -142,14 +146,14 @@ def test_what_a_trial_remembers() -> None:
     assert seen["agreement"] == 0.5 and seen["mean_drift"] == 0.5 and seen["worker"] == "me"
     assert seen["predicted_ratio"] == 1.5 and PyramidConfig.from_dict(seen["config"]).route in ROUTES
     assert goal.bench.order == ["ar", "own", "own", "ar"]  # each goes first in turn
-    (row,) = results.rows([trial], ("lookup", "small", "big"))
+    (row,) = trial_table.rows([trial], ("lookup", "small", "big"))
     assert (
         row["measured"] == "2.00"
         and row["acceptance"] == "big 0.67"
         and row["state"] == "measured"
         and row["front"] == "*"
     )
-    assert results.median_error([trial]) == 0.25
+    assert trial_table.median_error([trial]) == 0.25
 
 
 def test_the_front_holds_what_nothing_else_beats() -> None:
@@ -159,7 +163,7 @@ def test_the_front_holds_what_nothing_else_beats() -> None:
         trial = optuna.trial.create_trial(value=ratio, user_attrs={"ratio": ratio, "score": {"value": score}})
         trial.number = number
         trials.append(trial)
-    assert results.front(trials) == {1, 5}
+    assert trial_table.front(trials) == {1, 5}
 
 
 def test_two_objectives() -> None:

@@ -13,10 +13,10 @@ from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, synthetic
 from tests.tiny import BOS, graded_family, tiny_model
-from tuning.prior import Prior
-from tuning.recording import record_answers
-from tuning.replay import Replay
-from tuning.traces import TraceSet
+from tuning.replay.engine import Replay
+from tuning.study.prior import Prior
+from tuning.traces.format import TraceSet
+from tuning.traces.recording import record_answers
 
 NEW = 60
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 21, 20, 21, 20], [BOS, *range(5, 40)]]

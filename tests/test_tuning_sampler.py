@@ -10,9 +10,9 @@ import pytest
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
-from tuning.prior import Prediction
-from tuning.sampler import PriorSampler, _regress, expected_improvement
-from tuning.space import Space
+from tuning.study.prior import Prediction
+from tuning.study.sampler import PriorSampler, _regress, expected_improvement
+from tuning.study.search_space import Space
 
 ROUTES = ((2,), (0, 2), (1, 2), (0, 1, 2))
 SPACE = Space.of(METHODS["pyramid"], 3, ROUTES)

@@ -22,11 +22,12 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.factory import default_config
 from tests.tiny import graded_family, tiny_tokenizer
 from tests.tiny_search import QUESTIONS, TOKENS, search, tiny_family
-from tuning import decodings, results, storage
-from tuning.costs import load_costs
-from tuning.evidence import Evidence
-from tuning.settings import Settings
-from tuning.study import run_search
+from tuning.replay.what_if_costs import load_costs
+from tuning.report import paper_decodings
+from tuning.report.study_data import StudyData
+from tuning.study import storage, trial_table
+from tuning.study.runner import run_search
+from tuning.study.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -171,8 +172,8 @@ def test_a_search_of_another_target(tmp_path, capsys) -> None:
     assert f"{ratios['auto']:.2f} x target-only decoding with target auto" in capsys.readouterr().out
     with pytest.raises(ValueError, match="target was 'pair' and is 'auto' now"):
         run_search(replace(asked, target="auto"))
-    evidence = Evidence.load(asked.out)
-    assert decodings.made_with(evidence)["target"] == "pair"
+    study = StudyData.load(asked.out)
+    assert paper_decodings.made_with(study)["target"] == "pair"
 
 
 def test_a_method_that_drifts_is_scored_on_its_own_text(tmp_path, family) -> None:
@@ -350,7 +351,7 @@ def test_what_if_costs_price_everything_and_say_so(tmp_path, family, capsys) -> 
         profile.costs is None and profile.device == "what-if gpu-24gb" and profile.study["costs"]["name"] == "gpu-24gb"
     )
     assert "what-if costs 'gpu-24gb', modelled and not measured" in out.with_suffix(".md").read_text()
-    assert Evidence.load(out).what_if == "gpu-24gb"
+    assert StudyData.load(out).what_if == "gpu-24gb"
     with pytest.raises(ValueError, match="costs was .*1b.* and is None now"):
         search(out, trials=4, family=family, clock="model")
     with pytest.raises(ValueError, match="name 2 of the rows"):
@@ -381,7 +382,7 @@ def test_two_objectives_show_the_front(tmp_path, family, capsys) -> None:
         for trial in study.trials
         if trial.user_attrs["ratio"] == max(t.user_attrs["ratio"] for t in study.trials)
     }
-    assert front <= results.front(study.trials)
+    assert front <= trial_table.front(study.trials)
 
 
 def test_pruning_starts_at_twelve_questions(tmp_path, family, monkeypatch) -> None:

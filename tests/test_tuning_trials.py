@@ -14,9 +14,9 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.toy_worker import DEADLY, QUEUED, open_toy
-from tuning import storage
-from tuning.locks import Lock
-from tuning.trials import SharedTrials
+from tuning.study import storage
+from tuning.study.locks import Lock
+from tuning.study.trial_queue import SharedTrials
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -152,7 +152,7 @@ def test_enough_ends_a_study_but_not_its_queue(url, heartbeat) -> None:
 
 HOLDER = """
 import sys, time
-from tuning.locks import Lock
+from tuning.study.locks import Lock
 lock = Lock(sys.argv[1], "toy")
 lock.acquire()
 print("held", flush=True)

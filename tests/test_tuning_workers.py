@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from adaptive_pyramid import Profile
 from tests.tiny_search import deadly_family, search, tiny_family
 from tuning import search as command
-from tuning import storage
+from tuning.study import storage
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -81,7 +81,7 @@ def test_machines_share_a_study(tmp_path, monkeypatch, capsys) -> None:
         out.parent.mkdir()
     search(here, trials=2, family=family, storage=url, questions=1)
     assert "not advised" not in capsys.readouterr().err
-    monkeypatch.setattr("tuning.study.platform.node", lambda: "another")
+    monkeypatch.setattr("tuning.study.runner.platform.node", lambda: "another")
     outcome = search(there, trials=3, family=family, storage=url, questions=1)
     assert outcome.profile.study["workers"] == {"another": [2], platform.uname().node: [0, 1]}
     assert "Several machines share this study in an SQLite file. That is not advised" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import yaml
 from adaptive_pyramid.models.families import load
 from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.yaml_file import read_yaml
-from tuning.costs import load_costs
-from tuning.tasks import load_task
+from tuning.replay.what_if_costs import load_costs
+from tuning.tasks.task import load_task
 
 
 def written(folder: Path, text: str) -> Path:

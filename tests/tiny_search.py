@@ -17,8 +17,8 @@ import torch
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models.families import Family
 from tests.tiny import graded_family, tiny_tokenizer
-from tuning.settings import Settings
-from tuning.study import Outcome, run_search
+from tuning.study.runner import Outcome, run_search
+from tuning.study.settings import Settings
 
 QUESTIONS, TOKENS = 2, 8
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import optuna
 
-from tuning import storage
-from tuning.trials import SharedTrials
+from tuning.study import storage
+from tuning.study.trial_queue import SharedTrials
 
 QUEUED, ONCE, DEADLY = 6, 3, 4
 

@@ -14,34 +14,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.control.pool import Pool
-from tuning import traces as recorder
-from tuning.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
-from tuning.console import note, progress_bar
-from tuning.costs import CostTable, load_costs
-from tuning.findings_page import Page
-from tuning.traces import TraceSet
+from tuning.replay.what_if_costs import load_costs
+from tuning.research.findings_page import write_page
+from tuning.terminal.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
+from tuning.traces import __main__ as recorder
+from tuning.traces.format import TraceSet
 
 RECORDED = Path("findings.npz")
 TASKS = ("csqa", "gsm8k", "humaneval", "spec_bench")
-LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)
-
-
-def grid(traces: TraceSet) -> list[PyramidConfig]:
-    """Every route of the pool with every length of LENGTHS at every stage."""
-    header = traces.header
-    pool = Pool(len(header.tiers), header.models, header.costs, measured=True)
-    found = []
-    for route in pool.routes():
-        combinations: list[dict[int, int]] = [{}]
-        for tier in route[1:]:
-            combinations = [{**lengths, tier: length} for lengths in combinations for length in LENGTHS]
-        found += [
-            PyramidConfig.simple([lengths.get(k, 1) for k in range(1, len(header.tiers))], route=route)
-            for lengths in combinations
-        ]
-    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,29 +79,6 @@ def _record(given: argparse.Namespace) -> int:
         if code := recorder.main(["--task", task, "--data", str(given.data / f"{task}.jsonl"), *common]):
             return code
     return 0
-
-
-def write_page(traces: TraceSet, folder: Path, costs: CostTable | None = None) -> Path:
-    """Write findings.md and its pictures into `folder`. Raises ImportError without matplotlib."""
-    if costs is not None:
-        costs.model(traces.header)  # a table that does not fit is an error now, not after a minute
-    page = Page(traces, folder)
-    page.introduction(
-        "python -m tuning.findings" + (f" --costs {costs.name} --cost-rows {','.join(costs.rows)}" if costs else "")
-    )
-    page.entropy()
-    page.acceptance()
-    page.thresholds()
-    page.lengths()
-    configs = grid(traces)
-    tables = [None, costs] if costs is not None else [None]
-    with progress_bar("hindsight", len(tables) * (len(page.by_task) + 1)) as advance:
-        for table in tables:
-            page.adapting(configs, table, advance)
-    page.calibration()
-    path = page.save()
-    note(f"{path}")
-    return path
 
 
 if __name__ == "__main__":

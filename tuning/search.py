@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuning.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
-from tuning.report import report_after_search
-from tuning.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
+from tuning.report.writer import report_after_search
+from tuning.study.settings import CLOCKS, SAMPLERS, Limits, Settings, choose_examples
+from tuning.terminal.commandline import INTERRUPTED, OneSentenceParser, add_cost_options, one_sentence
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = Settings(**given, limits=Limits(**limits))
             examples = choose_examples(settings)
             # Imported here because loading torch takes seconds, which --help and most mistakes need not wait for.
-            from tuning.study import prepare
+            from tuning.study.runner import prepare
 
             search = prepare(settings, examples)
         outcome = search.run()

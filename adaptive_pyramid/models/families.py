@@ -147,6 +147,18 @@ def other_targets(name: str | os.PathLike[str], target: str = "auto") -> list[st
     return [other for other in ("auto", *_read(_find(name))["targets"]) if other != target]
 
 
+def source_text(source: Mapping[str, Any], model: Any) -> str:
+    """Where a tier came from: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
+    from adaptive_pyramid.decoding.drafters import Lookup
+
+    if isinstance(model, Lookup):
+        return f"lookup: max_ngram {model.max_ngram}, min_ngram {model.min_ngram}"
+    if "wheel" in source:
+        wheel = source["wheel"]
+        return f"{wheel['package']}=={wheel['version']} sha256:{wheel['sha256']}"
+    return ", ".join(f"{key}: {value}" for key, value in source.items())
+
+
 def _find(name: str | os.PathLike[str]) -> Path:
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(f"a family is a name or the path of a YAML file, got {name!r}")

@@ -1,0 +1,463 @@
+"""The sections of a report: which numbers stand where, and what is said about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from optuna.trial import FrozenTrial
+
+from adaptive_pyramid.config import Route
+from tuning.report import html, plots
+from tuning.report.plots import Picture, Point
+from tuning.report.study_data import StudyData
+from tuning.research import paper_runs
+from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q
+from tuning.research.paper_claims import UNMEASURED, Claim
+from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, Decodings, Setting
+from tuning.study import trial_table
+
+_FINE_TAUS = tuple(round(0.05 * i, 2) for i in range(21))
+_MAP_TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+_POSITIONS = 12
+_RANKED = 20  # trials in the ranking: more would not be read on a phone
+_MODELLED = "Recorded answers replayed and priced; passes off the recorded text are estimated."
+
+
+class Sections:
+    """One report; after `html`, `drawn` holds its pictures in their order."""
+
+    def __init__(self, study: StudyData, decoded: Decodings | None, claims: Sequence[Claim]) -> None:
+        self.study, self.decoded, self.claims = study, decoded, claims
+        self.names = study.names
+        self.drawn: list[Picture] = []
+
+    def html(self) -> str:
+        """The whole page."""
+        sections = [
+            ("Speed and quality", self.speed()),
+            ("What the tiers accept", self.accepted()),
+            ("Where time goes", self.time()),
+            ("What each tier earns", self.tiers()),
+            ("The papers' claims, tested here", self.tested()),
+            ("All trials", self.trials()),
+            ("Provenance", self.provenance()),
+        ]
+        label = self.study.profile.study.get("label", self.study.profile.task)
+        return html.page(f"{label}: decoding tuned", self.head(label), sections)
+
+    def figure(
+        self,
+        title: str,
+        kind: str,
+        caption: str,
+        draw: Callable[..., Picture],
+        name: str,
+        alt: str,
+        *values: Any,
+        **options: Any,
+    ) -> str:
+        """Draw a picture, remember it, and return its HTML."""
+        self.drawn.append(draw(name, alt, *values, **options))
+        return html.figure(self.drawn[-1], title, caption, kind)
+
+    def head(self, label: str) -> str:
+        profile, seen = self.study.profile, self.study.profile.measured
+        tiles = [
+            (
+                f"{seen['speed_ratio']:.2f} ×",
+                "the speed of target-only decoding" + _range(seen.get("speed_ratio_interval")),
+            ),
+            (f"{seen['tokens_per_second']:.1f}", "tokens per second"),
+        ]
+        if "speed_ratio_hf" in seen:
+            tiles.append((f"{seen['speed_ratio_hf']:.2f} ×", "the speed of Hugging Face generate"))
+        score = seen["score"]
+        tiles.append((f"{score['value']:.2f}", f"task score{_range((score['low'], score['high']))}, n = {score['n']}"))
+        own_text = " (the target's own text)" if self.study.method.lossless else ""
+        tiles.append((f"{seen['mean_drift']:.3g}", "drift per token, nats" + own_text))
+        what = (
+            f"{profile.family}, method {profile.method}. Best: {trial_table.label(profile.config, self.names)}. "
+            f"Score: {score['label'].split(':')[0]}. Intervals hold 95 %."
+        )
+        if len(profile.config.route) == 1:
+            what += " Nothing was faster than the target alone."
+        return f"<h1>{html.escape(label)}</h1>" + html.paragraph(what, "lead") + html.tiles(tiles)
+
+    # speed and quality
+
+    def speed(self) -> str:
+        kind, clock = self._clock()
+        caption = f"{clock} Bars: 95 % bootstrap intervals over prompts."
+        trials = self.study.trials
+        drifted = [self._point(trial, "mean_drift") for trial in trials]
+        if self.study.method.lossless:
+            fastest = sorted(drifted, key=lambda point: -point.x)[:_RANKED]
+            labels = {trial.number: f"{trial.number}: {trial_table.config_of(trial).label}" for trial in trials}
+            text = (
+                "The method writes the target's own text in every trial, so quality is the same everywhere and the "
+                "front is the fastest trial."
+            )
+            ranked = self.figure(
+                "Trials by speed",
+                kind,
+                caption,
+                plots.ranking,
+                "front",
+                "Trials ordered by speed, with intervals; the fastest in green",
+                fastest,
+                labels,
+            )
+            return html.paragraph(text) + html.grid([ranked, self._predicted()])
+        scored = [self._point(trial, "score") for trial in trials if "score" in trial.user_attrs]
+        regret = " Drift is log-prob regret under the target, exact, along the text written."
+        return html.paragraph("On the front no other trial is faster without losing quality.") + html.grid(
+            [
+                self.figure(
+                    "Speed against score",
+                    kind,
+                    caption,
+                    plots.front,
+                    "front",
+                    "Trials by speed and score; the Pareto front as a line",
+                    scored,
+                    "task score",
+                ),
+                self.figure(
+                    "Speed against drift",
+                    kind,
+                    caption + regret,
+                    plots.front,
+                    "front-drift",
+                    "Trials by speed and drift; the Pareto front as a line",
+                    drifted,
+                    "drift, nats per token",
+                ),
+                self._predicted(),
+            ]
+        )
+
+    def _clock(self) -> tuple[str, str]:
+        """What the trials' speeds are, and how they were timed."""
+        if self.study.what_if:
+            return (
+                "modelled",
+                f"Forwards that happened, priced with what-if costs {self.study.what_if!r}, not measured.",
+            )
+        if self.study.settings["clock"] == "model":
+            return "modelled", "Forwards that happened, priced with the cost table."
+        return "measured", "By the wall clock, question by question beside target-only decoding (ar)."
+
+    def _point(self, trial: FrozenTrial, quality: str) -> Point:
+        """A trial by speed and "score" or "mean_drift"."""
+        seen = trial.user_attrs
+        if quality == "score":
+            y = (seen["score"]["value"], seen["score"]["low"], seen["score"]["high"])
+            on_front = trial.number in trial_table.front(self.study.trials)
+        else:
+            y = (seen[quality],) * 3
+            own = (seen["ratio"], seen[quality])
+            others = [
+                (other.user_attrs["ratio"], other.user_attrs[quality])
+                for other in filter(trial_table.feasible, self.study.trials)
+            ]
+            on_front = trial_table.feasible(trial) and not any(
+                ratio >= own[0] and drift <= own[1] and (ratio, drift) != own for ratio, drift in others
+            )
+        measured = "measured" if trial_table.feasible(trial) else "limit"
+        state = "front" if on_front else "pruned" if trial.state.name == "PRUNED" else measured
+        return Point(trial.number, seen["ratio"], *seen["ratio_interval"], *y, state)
+
+    def _predicted(self) -> str:
+        trials = self.study.trials
+        replay, formula = (trial_table.median_error(trials, name) for name in ("predicted_ratio", "formula_ratio"))
+        rows = {
+            label: [
+                (seen[name], seen["ratio"], *seen["ratio_interval"]) for seen in (trial.user_attrs for trial in trials)
+            ]
+            for label, name in (("replay of traces", "predicted_ratio"), ("formula", "formula_ratio"))
+        }
+        caption = (
+            f"Median error over {len(trials)} trials: replay {replay:.1%}, closed formula {formula:.1%}. Both know only "
+            "the calibration questions, none of which is measured. Replay plays the recorded answers forward by "
+            "forward; the formula takes acceptance as independent from position to position."
+        )
+        return self.figure(
+            "Predicted and measured",
+            self._clock()[0],
+            caption,
+            plots.predictions,
+            "predicted",
+            "Predicted against measured speed, one mark per trial",
+            rows,
+        )
+
+    # tiers
+
+    def accepted(self) -> str:
+        study = self.study
+        source = f"{study.modelled.n_traces} recorded answers, {study.modelled.n_positions} tokens."
+        named = {
+            f"{self.names[stage.proposer]} → {self.names[stage.verifier]}": stage for stage in study.modelled.stages
+        }
+        by_tau = {name: study.modelled.acceptance_by_tau(stage, _FINE_TAUS) for name, stage in named.items()}
+        by_position = {
+            name: study.modelled.acceptance_by_position(
+                stage, study.profile.config.stage(stage.verifier).tau, _POSITIONS
+            )
+            for name, stage in named.items()
+        }
+        shares = {name: [share for share, _, _ in rows] for name, rows in by_position.items()}
+        bands = {
+            name: ([low for _, low, _ in rows], [high for _, _, high in rows]) for name, rows in by_position.items()
+        }
+        rules = ", ".join(
+            sorted({f"{study.modelled.rule(stage)} at {self.names[stage.verifier]}" for stage in study.modelled.stages})
+        )
+        lossless = (
+            " The target's own rule has no tau; shown is what a drift budget would let through."
+            if study.method.lossless
+            else ""
+        )
+        return html.grid(
+            [
+                self.figure(
+                    "Acceptance by tau",
+                    "recorded",
+                    f"{source} Single tokens, proposed along the target's text. Rules: {rules}.{lossless}",
+                    plots.lines,
+                    "acceptance-tau",
+                    "Share of proposed tokens kept, by tau, one line per stage",
+                    by_tau,
+                    _FINE_TAUS,
+                    "tau",
+                    "kept",
+                    share=True,
+                    markers=False,
+                ),
+                self.figure(
+                    "Acceptance by position",
+                    "recorded",
+                    f"{source} Given that everything before was accepted, at the profile's taus; bands are 95 % intervals. "
+                    "At tau above 0 the positions behind a drifting token are estimated.",
+                    plots.lines,
+                    "acceptance-position",
+                    "Share of tokens kept by position in the proposal, one line per stage",
+                    shares,
+                    range(1, _POSITIONS + 1),
+                    "position in the proposal",
+                    "kept",
+                    bands=bands,
+                    share=True,
+                ),
+                self.figure(
+                    "Entropy by tier",
+                    "recorded",
+                    f"{source} Unprocessed distributions at temperature 1. Bar: quartiles, ring: median.",
+                    plots.spreads,
+                    "entropy",
+                    "Distribution of entropy over positions, one row per model",
+                    {self.names[tier]: study.modelled.entropies(tier) for tier in study.modelled.models},
+                    "entropy, nats",
+                ),
+            ]
+        )
+
+    def time(self) -> str:
+        study, route = self.study, self.study.modelled.pyramid_route
+        widths = sorted({width for row in study.costs.table.values() for width in row})
+        costs = {
+            self.names[tier]: [1000 * study.costs.seconds(tier, width) for width in widths]
+            for tier in study.modelled.models
+        }
+        kind, source = "measured", "Median of repeated forwards on top of cached tokens, when the study began."
+        if study.what_if:
+            kind, source = "modelled", f"What-if costs {study.what_if!r}, not measured."
+        curves = self.figure(
+            "Cost of a forward",
+            kind,
+            f"{source} A lookup costs nothing.",
+            plots.lines,
+            "costs",
+            "Milliseconds of a forward by its width, one line per model",
+            costs,
+            widths,
+            "tokens in the forward",
+            "milliseconds",
+            logarithmic=True,
+        )
+        if route is None:
+            return html.grid([curves]) + html.paragraph(
+                "No maps over lengths and taus: they need a draft, a qualifier and a "
+                f"target, and this family has {', '.join(self.names)}.",
+                "note",
+            )
+        chain = " > ".join(self.names[tier] for tier in route)
+        fuzzy = study.modelled.named("psd_f")
+        best = study.modelled.best_lengths(route, fuzzy, REFERENCE_TAUS)
+        lengths = ", ".join(str(best.stage(tier).length) for tier in route[1:])
+        return html.grid(
+            [
+                curves,
+                self.figure(
+                    "Speed over l_D and l_Q",
+                    "modelled",
+                    f"{chain}, tau 0, × ar. {_MODELLED} Dotted: l_D : l_Q between 1:2 and 1:3; ring: fastest.",
+                    plots.heat_map,
+                    "lengths",
+                    "Modelled speed ratio by l_D and l_Q",
+                    study.modelled.length_map(route),
+                    LENGTHS_D,
+                    LENGTHS_Q,
+                    "l_D",
+                    "l_Q",
+                    outlined=lambda row, column: 2 * LENGTHS_D[row] <= LENGTHS_Q[column] <= 3 * LENGTHS_D[row],
+                ),
+                self.figure(
+                    "Speed over tau_Q and tau_T",
+                    "modelled",
+                    f"PSD_F on {chain}, lengths {lengths}, × ar. {_MODELLED}",
+                    plots.heat_map,
+                    "taus",
+                    "Modelled speed ratio by tau_Q and tau_T",
+                    study.modelled.tau_map(best, _MAP_TAUS, fuzzy),
+                    _MAP_TAUS,
+                    _MAP_TAUS,
+                    "tau_Q",
+                    "tau_T",
+                ),
+            ]
+        )
+
+    def tiers(self) -> str:
+        rows = []
+        for entry in self.study.modelled.advice():
+            bottom, top = entry.route[0], entry.route[-1]
+            rows.append(
+                {
+                    "tier": self.names[entry.tier],
+                    "between": f"{self.names[bottom]} and {self.names[top]}",
+                    "best trials with and without": f"{self._fastest(entry.route)} and {self._fastest((bottom, top))}",
+                    "modelled with it, × ar": f"{entry.with_ratio:.2f} ({entry.with_config.label})",
+                    "modelled without": f"{entry.without_ratio:.2f} ({entry.without_config.label})",
+                    "advice": "keep" if entry.pays else "drop",
+                    "theorem: T_new / T_i": f"{entry.cost_ratio:.3f}",
+                    "its bound": f"{entry.bound:.3f}",
+                    "theorem says": "insert" if entry.cost_ratio < entry.bound else "leave out",
+                }
+            )
+        if not rows:
+            return html.paragraph("There is no middle tier to keep or to drop.")
+        text = (
+            "The advice compares both routes at their own best lengths, modelled by replay; the trials say what was "
+            "measured. Beside it the insertion theorem (arXiv 2510.26527, Theorem 3.2): a tier pays when T_new / T_i is "
+            "below L_new (1 / L_i − 1 / L_i'), with the passes of lower tiers held fixed."
+        )
+        return html.paragraph(text) + html.table(rows)
+
+    def _fastest(self, route: Route) -> str:
+        """The speed ratio of the best trial on a route; "none" if no trial took it."""
+        ratios = [
+            trial.user_attrs["ratio"] for trial in self.study.trials if trial_table.config_of(trial).route == route
+        ]
+        return f"{max(ratios):.2f}" if ratios else "none"
+
+    # claims
+
+    def tested(self) -> str:
+        missing = sum(claim.verdict == UNMEASURED for claim in self.claims)
+        text = html.paragraph(
+            "Claims of PyramidSD (arXiv 2510.12966), each in the reading that stands below it. An interval "
+            "that holds its threshold decides nothing."
+        )
+        if missing:
+            text += (
+                f"<p>{missing} of {len(self.claims)} were not measured. To measure them: "
+                f"<code>python -m tuning.report {html.escape(self.study.path.name)} --claims</code></p>"
+            )
+        text += "".join(
+            html.claim(claim.text, claim.reading, claim.verdict, claim.numbers, claim.basis) for claim in self.claims
+        )
+        return text + (self._measured_maps(self.decoded) if self.decoded else "")
+
+    def _measured_maps(self, decoded: Decodings) -> str:
+        totals = [[paper_runs.totals(decoded.runs(Setting("psd_f", q, t).key)) for t in TAUS] for q in TAUS]
+        speed, drift, lost = (
+            np.array([[cell[name] for cell in row] for row in totals])
+            for name in ("tokens_per_second", "drift", "lost")
+        )
+        speed /= paper_runs.totals(decoded.runs("ar"))["tokens_per_second"]
+        source = f"PSD_F, real decodings of {len(decoded)} questions; forwards priced with the cost table."
+        axes = (TAUS, TAUS, "tau_Q", "tau_T")
+        return html.grid(
+            [
+                self.figure(
+                    "Speed, × ar",
+                    "measured",
+                    f"{source} Ring: fastest.",
+                    plots.heat_map,
+                    "claims-speed",
+                    "Measured speed ratio by tau_Q and tau_T",
+                    speed,
+                    *axes,
+                ),
+                self.figure(
+                    "Drift, nats per token",
+                    "measured",
+                    f"{source} Ring: least.",
+                    plots.heat_map,
+                    "claims-drift",
+                    "Measured drift by tau_Q and tau_T",
+                    drift,
+                    *axes,
+                    lowest_is_best=True,
+                    digits=3,
+                ),
+                self.figure(
+                    "The cascade: tokens Q passed and T did not take",
+                    "measured",
+                    f"{source} Per 100 tokens written. Ring: fewest.",
+                    plots.heat_map,
+                    "claims-cascade",
+                    "Tokens passed by the qualifier and not taken by the target, by tau_Q and tau_T",
+                    lost,
+                    *axes,
+                    lowest_is_best=True,
+                    digits=0,
+                ),
+            ]
+        )
+
+    # the rest
+
+    def trials(self) -> str:
+        best = self.study.profile.study.get("best_trial")
+        return html.table(trial_table.rows(self.study.trials, self.names), best=None if best is None else str(best))
+
+    def provenance(self) -> str:
+        profile, settings, study = self.study.profile, self.study.settings, self.study.profile.study
+        limits = [f"{name} {value:g}" for name, value in settings["limits"].items() if value is not None]
+        entries = {
+            "profile": self.study.path.name,
+            "task": profile.task,
+            "family": f"{profile.family}: {', '.join(self.names)}",
+            "sources": "; ".join(f"{name}: {source}" for name, source in profile.revisions.items()),
+            "method": f"{profile.method}, rules {' then '.join(profile.rules)}, divergence {profile.divergence}",
+            "machine": f"{profile.device}, {profile.dtype}, {study.get('threads', '?')} thread(s)",
+            "measured by": ", ".join(study.get("workers", [])),
+            "versions": ", ".join(f"{name} {version}" for name, version in profile.versions.items()),
+            **{
+                name.replace("_", " "): str(settings[name])
+                for name in ("questions", "max_new_tokens", "seed", "clock", "multi_objective", "questions_sha256")
+            },
+            "limits": ", ".join(limits) or "none",
+            "trials": f"{len(self.study.trials)}, sampler {study.get('sampler', '?')}",
+            "remeasured against each other": "yes" if study.get("remeasured") else "no",
+        }
+        return html.definitions({name: value for name, value in entries.items() if value})
+
+
+def _range(ends: Sequence[float] | None) -> str:
+    return "" if ends is None or any(map(math.isnan, ends)) else f" ({ends[0]:.2f} to {ends[1]:.2f})"

@@ -1,0 +1,1 @@
+"""Descriptions of what traces and papers say: they tune nothing."""

@@ -1,0 +1,1 @@
+"""A study: what `python -m tuning.search` measures, chooses and writes."""
