@@ -134,6 +134,7 @@ class Policy:
         """Continue where `state` was taken. Raises ValueError, changing nothing, if it does not fit this policy."""
         if not isinstance(state, Mapping):
             raise TypeError(f"a policy's state must be a mapping, got {type(state).__name__}")
+        state = self._upgraded(state)
         for field, own in (("policy", self.name), ("n_arms", self._n_arms)):
             if state.get(field) != own:
                 raise ValueError(f"this is a state of {field}={state.get(field)!r}, the policy has {field}={own!r}")
@@ -148,6 +149,10 @@ class Policy:
         for field, value in values.items():
             setattr(self, f"_{field}", value)
         self._rng = rng
+
+    def _upgraded(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`state` with what earlier versions did not save."""
+        return state
 
     # ------------------------------------------------------------------ what subclasses fill in
 

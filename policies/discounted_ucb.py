@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.base import Policy, number, positive
+from policies.base import number, positive
+from policies.noise import NoiseScaledPolicy, memory_for
 
 
-class DiscountedUCB(Policy):
-    """UCB on observations that fade: plays the highest ``mean_i + sqrt(exploration * ln(n) / n_i)``.
+class DiscountedUCB(NoiseScaledPolicy):
+    """UCB on observations that fade: plays the highest ``mean_i + 2 noise_i sqrt(exploration * ln(n) / n_i)``.
 
     An observation that is k rounds old counts ``discount ** k`` in n_i, in mean_i and in ``n = sum_i n_i``.
-    The paper's padding is ``2 B sqrt(xi ln(n) / n_i)`` and its analysis wants xi > 1/2: B = 1 and xi = 0.6 give the
-    default `exploration` = 4 * 0.6. It is wide: with a memory of M = 1 / (1 - discount) rounds, K arms keep being
-    played about in turn as long as their gaps are below ``sqrt(2.4 K ln(M) / M)``; lower it when arms are many.
+    The paper's padding is ``2 B sqrt(xi ln(n) / n_i)`` for rewards in [0, B], and its analysis wants xi > 1/2. Here B = 1
+    becomes 2 noise_i, since rewards of standard deviation s vary at most as rewards in [0, 2 s] can, and noise is
+    estimated (`policies.noise.variances`); and the leading 2, which its concentration inequality for faded sums costs, is
+    dropped: `exploration` = 0.6 is xi alone, the padding that the same paper gives the sliding window. ``exploration=2.4,
+    noise=0.5`` is the paper's policy. With a memory of M = 1 / (1 - discount) rounds, K arms keep being played about in
+    turn as long as their gaps are below ``2 noise sqrt(exploration K ln(M) / M)``, so the memory has to grow with K.
 
     Prefer it when rewards drift all the time. What is forgotten returns to the prior, which itself does not fade.
 
-    Guarantees that do NOT hold here: regret of order ``sqrt(switches * T) ln T`` needs the discount tuned to a known
-    number of abrupt switches and horizon, and no prior; for slow drift and for rewards that react to our choices
+    Guarantees that do NOT hold here: regret of order ``sqrt(switches * T) ln T`` needs the paper's padding, the discount
+    tuned to a known number of abrupt switches and horizon, and no prior; for slow drift and for rewards that react to our choices
     nothing is proved. On rewards that never change a fixed discount below 1 has linear regret.
 
     Parameters
     ----------
-    discount : float in (0, 1]
-        gamma of the paper; memory is about 1 / (1 - discount) rounds. 1 never forgets.
+    discount : float in (0, 1], optional
+        gamma of the paper; memory is about 1 / (1 - discount) rounds. 1 never forgets. None: a memory of
+        max(200, 25 K) rounds.
     exploration : float >= 0
         Factor of ln(n) / n_i.
+    noise : float in (0, 0.5], optional
+        Standard deviation of a single reward; None estimates it from the rewards.
 
     Source: Garivier, Moulines, "On upper-confidence bound policies for non-stationary bandit problems"
     (arXiv 0805.3415), section 2.
@@ -42,15 +48,25 @@ class DiscountedUCB(Policy):
 
     name: ClassVar[str] = "discounted_ucb"
 
-    def __init__(self, n_arms: int, *, discount: float = 0.995, exploration: float = 2.4, **common: Any) -> None:
-        super().__init__(n_arms, **common)
-        self._discount = positive("discount", discount, 1.0)
+    def __init__(
+        self,
+        n_arms: int,
+        *,
+        discount: float | None = None,
+        exploration: float = 0.6,
+        noise: float | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(n_arms, noise=noise, **common)
+        self._discount = (
+            1.0 - 1.0 / memory_for(self._n_arms) if discount is None else positive("discount", discount, 1.0)
+        )
         self._exploration = number("exploration", exploration, 0.0)
 
     def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
-        log_n = math.log(max(1.0, weights.sum()))
-        return means + np.sqrt(self._exploration * log_n / weights)
+        return means + self._bonus(weights, self._exploration, weights.sum())
 
     def _begin_round(self) -> None:
         self._counts *= self._discount
         self._sums *= self._discount
+        self._squares *= self._discount

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.base import Policy, positive
+from policies.noise import LARGEST_NOISE, memory_for, shared_variance
 
 
 class ThompsonSampling(Policy):
@@ -19,7 +20,9 @@ class ThompsonSampling(Policy):
         b = (noise_weight noise^2 + sum x^2 + k_0 m_0^2 - k m^2) / 2
         mean_i ~ m + sqrt(b / (a k)) * Student-t(2 a)
 
-    The variance is integrated out, hence one Student draw instead of a gamma and a normal draw.
+    The variance is integrated out, hence one Student draw instead of a gamma and a normal draw. By default noise^2 is the
+    variance that all arms share so far (`policies.noise.shared_variance`; empirical Bayes): with many arms the heavy
+    tails of each one's own few observations would keep all of them in play.
 
     Prefer it as the default: it explores as much as its own uncertainty asks for, learns how noisy each arm is, and
     forgets. What is forgotten returns to the prior.
@@ -31,10 +34,10 @@ class ThompsonSampling(Policy):
 
     Parameters
     ----------
-    discount : float in (0, 1]
-        Memory is about 1 / (1 - discount) rounds; 1 never forgets.
-    noise : float in (0, 1]
-        Standard deviation of a single reward that is expected before any was seen.
+    discount : float in (0, 1], optional
+        Memory is about 1 / (1 - discount) rounds; 1 never forgets. None: a memory of max(200, 25 K) rounds.
+    noise : float in (0, 0.5], optional
+        Standard deviation of a single reward that is expected of an arm before it was seen; None: that of all arms.
     noise_weight : float > 0
         How many observations that expectation is worth.
 
@@ -51,19 +54,30 @@ class ThompsonSampling(Policy):
     _state: ClassVar[tuple[str, ...]] = (*Policy._state, "squares")
 
     def __init__(
-        self, n_arms: int, *, discount: float = 0.995, noise: float = 0.25, noise_weight: float = 2.0, **common: Any
+        self,
+        n_arms: int,
+        *,
+        discount: float | None = None,
+        noise: float | None = None,
+        noise_weight: float = 4.0,
+        **common: Any,
     ) -> None:
         super().__init__(n_arms, **common)
-        self._discount = positive("discount", discount, 1.0)
+        self._discount = (
+            1.0 - 1.0 / memory_for(self._n_arms) if discount is None else positive("discount", discount, 1.0)
+        )
         self._noise_weight = positive("noise_weight", noise_weight)
-        self._noise_squares = self._noise_weight * positive("noise", noise, 1.0) ** 2
+        self._noise = None if noise is None else positive("noise", noise, LARGEST_NOISE)
         self._squares = np.zeros(self._n_arms)
 
     def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
         degrees = self._noise_weight + self._counts  # 2 a
         squares = self._squares + self._prior_weights * self._prior_means**2 - weights * means * means
         # max: sums of squares of equal rewards cancel to rounding errors of either sign
-        spread = self._noise_squares + np.maximum(squares, 0.0)  # 2 b
+        noise_squared = (
+            shared_variance(self._counts, self._sums, self._squares) if self._noise is None else self._noise**2
+        )
+        spread = self._noise_weight * noise_squared + np.maximum(squares, 0.0)  # 2 b
         return means + np.sqrt(spread / (degrees * weights)) * self._rng.standard_t(degrees)
 
     def _update(self, arm: int, reward: float, features: None) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import policies
 from policies import POLICIES, Exp3, LinUCB, SlidingWindowUCB, ThompsonSampling, make_policy
+from policies.noise import shared_variance, variances
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,7 +37,10 @@ def scores(policy: policies.Policy) -> np.ndarray:
 
 def test_ucb1_formula() -> None:
     history = random_history(3, 40)
-    policy = fed(make_policy("ucb1", 3, exploration=1.5, prior_means=[0.1, 0.5, 0.9], prior_weights=[1, 2, 3]), history)
+    policy = fed(
+        make_policy("ucb1", 3, exploration=1.5, noise=0.5, prior_means=[0.1, 0.5, 0.9], prior_weights=[1, 2, 3]),
+        history,
+    )
     expected = []
     for arm, (mean, weight) in enumerate(((0.1, 1), (0.5, 2), (0.9, 3))):
         rewards = [reward for played, reward in history if played == arm] + [mean] * weight
@@ -46,7 +50,7 @@ def test_ucb1_formula() -> None:
 
 def test_ucb_v_formula_and_its_bernoulli_prior() -> None:
     history = random_history(2, 30)
-    policy = fed(make_policy("ucb_v", 2, prior_means=0.25, prior_weights=4), history)
+    policy = fed(make_policy("ucb_v", 2, range_weight=1.0, prior_means=0.25, prior_weights=4), history)
     expected = []
     for arm in range(2):
         rewards = [reward for played, reward in history if played == arm] + [1.0, 0.0, 0.0, 0.0]
@@ -57,7 +61,7 @@ def test_ucb_v_formula_and_its_bernoulli_prior() -> None:
 
 def test_discounted_ucb_formula() -> None:
     history = random_history(3, 50)
-    policy = fed(make_policy("discounted_ucb", 3, discount=0.9), history)
+    policy = fed(make_policy("discounted_ucb", 3, discount=0.9, exploration=2.4, noise=0.5), history)
     ages = 0.9 ** np.arange(len(history))[::-1]
     arms, rewards = np.array([arm for arm, _ in history]), np.array([reward for _, reward in history])
     counts = np.array([ages[arms == arm].sum() for arm in range(3)])
@@ -68,13 +72,13 @@ def test_discounted_ucb_formula() -> None:
 
 def test_sliding_window_remembers_exactly_the_window() -> None:
     history = random_history(3, 100)
-    policy = fed(SlidingWindowUCB(3, window=20), history)
+    policy = fed(SlidingWindowUCB(3, window=20, noise=0.3), history)
     recent = history[-20:]
     assert policy.counts.tolist() == [sum(arm == played for played, _ in recent) for arm in range(3)]
     np.testing.assert_allclose(
         policy.means, [np.mean([reward for played, reward in recent if played == arm]) for arm in range(3)]
     )
-    np.testing.assert_allclose(scores(policy) - policy.means, np.sqrt(0.6 * math.log(20) / policy.counts))
+    np.testing.assert_allclose(scores(policy) - policy.means, 0.6 * np.sqrt(0.6 * math.log(20) / policy.counts))
 
 
 def test_sliding_window_plays_an_arm_that_left_it() -> None:
@@ -238,3 +242,47 @@ def test_importing_needs_numpy_alone() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_variances_pool_the_arms_and_start_at_the_worst_case() -> None:
+    rng = np.random.default_rng(0)
+    rewards = [rng.normal(0.5, noise, n).clip(0, 1) for noise, n in ((0.05, 400), (0.2, 400), (0.05, 1))]
+    counts, sums, squares = (np.array([f(r) for r in rewards]) for f in (len, np.sum, lambda r: (r**2).sum()))
+    found = variances(counts.astype(float), sums, squares)
+    own = [((r - r.mean()) ** 2).sum() for r in rewards]
+    shared = (0.25 + sum(own)) / (1 + 798)
+    np.testing.assert_allclose(found, [(4 * shared + s) / (4 + d) for s, d in zip(own, (399, 399, 0))])
+    assert found[2] == shared_variance(counts.astype(float), sums, squares)  # seen once: what the arms share
+    assert variances(np.ones(3), np.ones(3), np.ones(3)).tolist() == [0.25] * 3
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.99])
+def test_estimated_noise_of_a_steady_arm_is_its_standard_deviation_and_never_less_when_faded(discount: float) -> None:
+    rng = np.random.default_rng(1)
+    policy = fed(
+        make_policy("discounted_ucb", 2, discount=discount),
+        [(t % 2, float(x)) for t, x in enumerate(rng.normal(0.5, 0.12, 4000))],
+    )
+    noise = np.sqrt(variances(policy._counts, policy._sums, policy._squares))
+    assert (noise > 0.1).all() and (noise < 0.15).all()
+
+
+@pytest.mark.parametrize("name", ["ucb1", "discounted_ucb", "sliding_window_ucb"])
+def test_states_saved_without_squares_still_load(name: str) -> None:
+    policy = fed(make_policy(name, 3), random_history(3, 40))
+    state = policy.state_dict()
+    del state["squares"]
+    other = make_policy(name, 3)
+    other.load_state_dict(state)
+    assert other.counts.tolist() == policy.counts.tolist() and other.means.tolist() == policy.means.tolist()
+    # The sliding window's history holds the rewards; the others assume the largest variance.
+    expected = (
+        policy._squares if name == "sliding_window_ucb" else policy._sums**2 / policy._counts + policy._counts / 4
+    )
+    np.testing.assert_allclose(other._squares, expected)
+
+
+def test_memory_grows_with_the_number_of_arms() -> None:
+    assert make_policy("sliding_window_ucb", 8)._window == 200 and make_policy("sliding_window_ucb", 32)._window == 800
+    for name in ("discounted_ucb", "thompson"):
+        assert make_policy(name, 32)._discount == 1 - 1 / 800
