@@ -2,10 +2,15 @@
 
     python -m benchmarks.policy_lab                                         # tables on the terminal
     python -m benchmarks.policy_lab --seeds 50 --horizon 4000 --out lab/    # and lab/policy_lab.png, lab/policy_lab.json
+    python -m benchmarks.policy_lab --arms 8 32 --horizon 4000              # are many arms learned?
 
 Regret is counted in expected reward (rewards are in [0, 1]), against the best fixed arm of the whole run and against
 an oracle that plays the best arm of every round. Negative regret against the fixed arm means that following the
 changes paid. Every policy runs with its defaults; nothing is tuned to the toys.
+
+With --arms, one arm pays .85 and the others spread from .35 to .70, noise .12 (standard deviation), for ever or dealt
+anew in five stretches; the share of rounds in which the best arm was played, of the last eighth and of all, once when
+the played arm's reward is all there is to learn from and once when every arm's is known (full information).
 """
 
 from __future__ import annotations
@@ -48,10 +53,10 @@ class UniformlyRandom(Policy):
         return int(self._rng.integers(self._n_arms))
 
 
-def build(name: str, seed: int) -> Policy:
+def build(name: str, seed: int, n_arms: int = N_ARMS) -> Policy:
     if name == "random":
-        return UniformlyRandom(N_ARMS, seed=seed)
-    return make_policy(name, N_ARMS, seed=seed, **({"context_dim": CONTEXT_DIM} if name == "lin_ucb" else {}))
+        return UniformlyRandom(n_arms, seed=seed)
+    return make_policy(name, n_arms, seed=seed, **({"context_dim": CONTEXT_DIM} if name == "lin_ucb" else {}))
 
 
 def world(means: np.ndarray, rng: np.random.Generator, contexts: np.ndarray | None = None) -> World:
@@ -211,16 +216,82 @@ def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     plt.close(figure)
 
 
+def many_arms(n_arms: int, horizon: int, rng: np.random.Generator, stretches: int) -> World:
+    """One arm at .85, the others between .35 and .70, in a new order at each of `stretches` starts."""
+    means = np.empty((horizon, n_arms))
+    for stretch in np.array_split(np.arange(horizon), stretches):
+        means[stretch] = rng.permutation(np.append(rng.uniform(0.35, 0.70, n_arms - 1), 0.85))
+    rewards = (means + rng.normal(0.0, 0.12, means.shape)).clip(0.0, 1.0)
+    return World(means, rewards, np.zeros((horizon, CONTEXT_DIM)))
+
+
+def share_of_best(policy: Policy, toy: World, full_information: bool) -> tuple[float, float]:
+    """Share of rounds in which the best arm was played: of the last eighth, and of all."""
+    hits = np.empty(len(toy.means))
+    best = toy.means.argmax(axis=1)
+    for t, context in enumerate(toy.contexts):
+        arm = policy.select(context)
+        hits[t] = arm == best[t]
+        for known in range(policy.n_arms) if full_information else (arm,):
+            policy.update(known, toy.rewards[t, known], context)
+    return float(hits[-len(hits) // 8 :].mean()), float(hits.mean())
+
+
+def show_many_arms(arms: list[int], seeds: int, horizon: int, console: Console) -> None:
+    """A row per policy, a column per number of arms, kind of toy and feedback; mean of seeds."""
+    cases = [
+        (
+            f"{n_arms} arms, {'steady' if stretches == 1 else 'switching'}{', full' if full else ''}",
+            n_arms,
+            stretches,
+            full,
+        )
+        for n_arms in arms
+        for stretches in (1, 5)
+        for full in (False, True)
+    ]
+    table = Table(title=f"best arm played, % of the last {horizon // 8} rounds (of all {horizon}), {seeds} seeds")
+    for column in ("policy", *(title for title, *_ in cases)):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("playing", total=len(POLICIES) * len(cases))
+        for name in POLICIES:
+            cells = []
+            for _, n_arms, stretches, full in cases:
+                progress.update(bar, advance=1, description=f"{name}, {n_arms} arms")
+                if full and name == "exp3":
+                    cells.append("refused")
+                    continue
+                shares = [
+                    share_of_best(
+                        build(name, seed, n_arms),
+                        many_arms(n_arms, horizon, np.random.default_rng([seed, n_arms, stretches]), stretches),
+                        full,
+                    )
+                    for seed in range(seeds)
+                ]
+                last, whole = 100 * np.mean(shares, axis=0)
+                cells.append(f"{last:.0f} ({whole:.0f})")
+            table.add_row(name, *cells)
+    console.print(table)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="independent runs (default: 20)")
     parser.add_argument("--horizon", type=int, default=2000, help="rounds of each run (default: 2000)")
     parser.add_argument("--out", type=Path, help="folder for policy_lab.png and policy_lab.json")
+    parser.add_argument("--arms", type=int, nargs="+", metavar="N", help="the toys with many arms, with this many each")
     options = parser.parse_args(arguments)
+    if options.arms and min(options.arms) < 2:
+        parser.error(f"--arms must be at least 2, got {min(options.arms)}")
     for field in ("seeds", "horizon"):
         if getattr(options, field) < 1:
             parser.error(f"--{field} must be at least 1, got {getattr(options, field)}")
     console = Console()
+    if options.arms:
+        show_many_arms(options.arms, options.seeds, options.horizon, console)
+        return
     results = experiment(options.seeds, options.horizon, console)
     table = summary(results)
     console.print(f"Cumulative regret after {options.horizon} rounds, {N_ARMS} arms, mean ± standard error over seeds")

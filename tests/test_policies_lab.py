@@ -65,6 +65,30 @@ def test_interrupted_lab_prints_what_is_done(
     assert "Interrupted" in printed and "stationary (1 seeds)" in printed and "drifting" not in printed
 
 
+def test_lab_with_many_arms_prints_a_row_per_policy(
+    lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    lab.main(["--arms", "3", "4", "--seeds", "1", "--horizon", "64"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in POLICIES) and "refused" in printed and "4 arms" in printed
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "exp3"])
+def test_32_arms_are_learned(lab, name: str) -> None:
+    """The best arm is .15 above the next and rewards vary by .12: the papers' worst-case bonuses never got this far."""
+    world = lab.many_arms(32, 4000, np.random.default_rng(0), stretches=1)
+    last, _ = lab.share_of_best(lab.build(name, 0, 32), world, full_information=False)
+    assert last > 0.75
+
+
+@pytest.mark.parametrize("name", ["ucb1", "ucb_v", "discounted_ucb", "sliding_window_ucb", "thompson"])
+def test_a_new_best_of_32_arms_is_found(lab, name: str) -> None:
+    world = lab.many_arms(32, 4000, np.random.default_rng(1), stretches=5)
+    last, whole = lab.share_of_best(lab.build(name, 0, 32), world, full_information=False)
+    assert last > 0.7 and whole > 0.5
+
+
 def test_lab_refuses_zero_seeds(lab, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         lab.main(["--seeds", "0"])
