@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import check_number
+from .sampling import real_dtype
 
 
 class DriftBudget:
@@ -36,7 +37,7 @@ class DriftBudget:
 
         Stays on the device: one small chain of scalar operations per position.
         """
-        exact_dtype = torch.float64 if drift.device.type != "mps" else torch.float32
+        exact_dtype = real_dtype(drift.device)
         drift = drift.to(exact_dtype)
         spent = torch.full((), self.spent, dtype=exact_dtype, device=drift.device)
         granted = []

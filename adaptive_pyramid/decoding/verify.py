@@ -22,7 +22,7 @@ import torch
 
 from .divergence import IMPOSSIBLE, divergence, entropy, total_variation
 from .drift import DriftBudget
-from .sampling import Noise, Sampler, best, inverse_cdf
+from .sampling import Noise, Sampler, best, inverse_cdf, real_dtype
 from .tokens import Tokens
 
 
@@ -248,13 +248,19 @@ class _Decision:
 
 
 def accepts(p_x: torch.Tensor, q_x: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The exact test u < p(x) / q(x), without the division. All [m] -> bool [m]."""
-    return uniforms * q_x < p_x
+    """The exact test u < p(x) / q(x), without the division. All [m] -> bool [m].
+
+    In the dtype of the uniforms (`sampling.real_dtype`): a product in float32 would round them to 24 bits.
+    """
+    return uniforms * q_x.to(uniforms.dtype) < p_x.to(uniforms.dtype)
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Unnormalised max(0, p - q), or p itself where nothing is left (p = q, up to rounding). [m, V] -> [m, V]"""
-    left = (p - q).clamp_min(0.0)
+    """Unnormalised max(0, p - q), or p itself where nothing is left (p = q, up to rounding). [m, V] -> [m, V]
+
+    In `sampling.real_dtype`: p is often one row, and its small differences from q are what is drawn from.
+    """
+    left = (p.to(real_dtype(p.device)) - q).clamp_min(0.0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
