@@ -21,6 +21,7 @@ from transformers import (
 
 from .errors import check_int, check_number, shown, unknown_name
 from .prompts import Prompt
+from .stateful_processors import declared
 from .wrappers import execution_device
 
 # Keywords of `generate` that ask for another algorithm, with what to say about each.
@@ -36,7 +37,6 @@ _UNSUPPORTED = {
     "assistant_early_exit": (None, "early exit: put truncate(model, ...) among the tiers instead"),
     "guidance_scale": (None, "classifier-free guidance"),
     "token_healing": (False, "token healing"),
-    "watermarking_config": (None, "watermarking"),
     "cache_implementation": (None, "another cache"),
     "output_attentions": (False, "attentions"),
     "output_hidden_states": (False, "hidden states"),
@@ -311,13 +311,23 @@ def prepared_requests(
 
 def _of_row(processor: LogitsProcessor, row: int, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A processor of a whole batch, usable on its row alone: some keep a state per row (where the padding ends, say)."""
-    if rows == 1:
-        return processor
+    return processor if rows == 1 else _OfRow(processor, row, rows)
 
-    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return processor(ids.expand(rows, -1), scores.repeat(rows, 1))[row : row + 1]
 
-    return process
+@dataclass
+class _OfRow:
+    """A processor of a whole batch on one of its rows."""
+
+    processor: LogitsProcessor
+    row: int
+    rows: int
+
+    @property
+    def stateful(self) -> bool | None:
+        return declared(self.processor)
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.processor(ids.expand(self.rows, -1), scores.repeat(self.rows, 1))[self.row : self.row + 1]
 
 
 def _from_prepared(config: GenerationConfig) -> dict[str, Any]:

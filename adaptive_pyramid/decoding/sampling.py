@@ -11,6 +11,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
+from ..stateful_processors import StatefulProcessor, wrapped
 from .tokens import Tokens, TokenSequence
 
 # These look at one row of scores and at nothing before it, so all positions of a proposal go through in one call.
@@ -38,6 +39,7 @@ class Sampler:
     Args:
         do_sample: False = greedy, where distributions are point masses on the argmax.
         processors: Hugging Face processors in the order `generate` applies them; each sees the ids before its position.
+            Those with a state of their own (see `stateful_processors`) are called along the verified text, as `generate` does.
         padding: pads that stood before the prompt: no model reads them, but processors count them, as in `generate`.
         device: where the processors keep their tensors; scores of tiers elsewhere visit it. None = wherever scores are.
     """
@@ -51,6 +53,7 @@ class Sampler:
     ) -> None:
         self.do_sample = do_sample
         self.processors = list(processors or [])
+        self._stateful: dict[int, StatefulProcessor | None] = {}  # by place in the list, from their first call on
         self.padding = list(padding)
         self.device = device
 
@@ -63,7 +66,7 @@ class Sampler:
         if not self.processors:
             return logits
         scores, ids = logits if self.device is None else logits.to(self.device), None
-        for processor in self.processors:
+        for place, processor in enumerate(self.processors):
             if type(processor) in _ROWWISE:
                 scores = processor(None, scores)
                 continue
@@ -72,7 +75,17 @@ class Sampler:
                 known = torch.tensor([*self.padding, *sequence.ids], dtype=torch.long, device=scores.device)
                 ids = torch.cat([known, tail.tensor(scores.device)])[None]
             end = ids.shape[1] - len(logits) + 1
-            rows = [processor(ids[:, : end + i], scores[i : i + 1]) for i in range(len(logits))]
+            if place not in self._stateful:
+                self._stateful[place] = wrapped(processor, ids[:, :end], scores[:1])
+            keeper = self._stateful[place]
+            if keeper is None:
+                rows = [processor(ids[:, : end + i], scores[i : i + 1]) for i in range(len(logits))]
+            else:
+                text, first = [*sequence.ids, *tail.host_ids()], end - len(self.padding)
+                rows = [
+                    keeper.scores(text, sequence.verified, first + i, ids[:, : end + i], scores[i : i + 1])
+                    for i in range(len(logits))
+                ]
             scores = torch.cat(rows)
         return scores.to(logits.device)
 
