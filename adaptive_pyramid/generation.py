@@ -79,9 +79,13 @@ class Generation:
 
     @property
     def _repeatable(self) -> bool:
-        """Whether passing the seed gives this text again: given a seed, `pyramid` draws otherwise than without one."""
+        """Whether passing the seed gives this text again, under the same config where the method needs that."""
         method = self.decoding.method
-        return self.request.seeded or not (method.name == "pyramid" and method.top == "exact")
+        if method.name == "pyramid" and method.top == "exact":
+            return False  # given a seed, `pyramid` draws otherwise than without one
+        # Where the draws do not depend on the proposals, nor does the text; else it depends on configs, and control that
+        # adapts chooses them by the clock.
+        return (method.lossless and method.coupled) or self.controller.name == "fixed"
 
     @property
     def text_end(self) -> int | None:

@@ -22,7 +22,8 @@ class PyramidOutput:
         finish_reason: "length", "eos", "stop_string" or "stopping_criteria".
         scores, logits: with output_scores / output_logits, a tuple of float32 [1, V] per new token: the target's
             processed / unprocessed scores, as in Hugging Face outputs; else None.
-        seed: what reproduces a sampled text (with a lossless `match` method); None for greedy.
+        seed: what gives a sampled text again (see `AdaptivePyramid.generate`); None for greedy, and where no seed does:
+            control that adapts, with a method whose text depends on lengths and routes, or `pyramid` without `seed=`.
     """
 
     sequences: torch.Tensor

@@ -160,8 +160,11 @@ class AdaptivePyramid:
                 temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
                 eos_token_id, min_new_tokens, max_time, output_scores, ...; stop_strings are looked for in the new text
                 alone, where `generate` also finds those that begin in the prompt), and
-                seed (int): private; for `pyramid` and the fuzzy methods the same seed gives the same ids (row i of a
-                list draws with seed + i);
+                seed (int): of private generators (row i of a list draws with seed + i). For the same prompt, target and
+                sampling settings the same seed gives the same ids: with `ar` and with `pyramid` without a drift
+                budget whatever the drafts, lengths, routes and control; with every other method, and with a drift
+                budget, only for the same tiers, config and max_new_tokens under control "fixed" (their default, but
+                for `pyramid`; a config passed to the call fixes it, too);
                 method, config, control, drift_budget: as in the constructor, for this call.
 
         Raises:
