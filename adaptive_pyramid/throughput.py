@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .config import PyramidConfig
 from .errors import check_number
 
@@ -47,10 +49,29 @@ class CostModel:
             return row[width]
         if len(widths) == 1 or width < widths[0]:
             return row[widths[0]]
-        right = min(bisect_left(widths, width), len(widths) - 1)
+        if width > widths[-1]:
+            return row[widths[-1]] + self._last_slope(tier) * (width - widths[-1])
+        right = bisect_left(widths, width)
         low, high = widths[right - 1], widths[right]
-        slope = (row[high] - row[low]) / (high - low)
-        return row[low] + slope * (width - low) if width < high else row[high] + max(0.0, slope) * (width - high)
+        return row[low] + (row[high] - row[low]) / (high - low) * (width - low)
+
+    def _last_slope(self, tier: int) -> float:
+        """Seconds per token beyond the last measured width, at least 0."""
+        row, widths = self.table[tier], self._widths[tier]
+        if len(widths) == 1:
+            return 0.0
+        return max(0.0, (row[widths[-1]] - row[widths[-2]]) / (widths[-1] - widths[-2]))
+
+    def curve(self, tier: int, longest: int) -> np.ndarray:
+        """`seconds(tier, width)` for every width up to `longest`, float64 [longest + 1] (width 0 costs nothing)."""
+        widths = np.arange(longest + 1)
+        if tier not in self.table:
+            return np.zeros(len(widths))
+        known = self._widths[tier]
+        curve = np.interp(widths, known, list(self.table[tier].values()))
+        curve += self._last_slope(tier) * np.maximum(0, widths - known[-1])
+        curve[0] = 0.0
+        return curve
 
     def observe(self, tier: int, width: int, seconds: float, weight: float = 0.1) -> None:
         """Learn from one forward: shape first, then scale.
@@ -183,6 +204,18 @@ class ThroughputModel:
         """Tokens and seconds of one block of `config`."""
         return self._round(config, len(config.route) - 1)
 
+    def tokens_per_forward(self, config: PyramidConfig) -> dict[int, float]:
+        """L = N / F of every verifying tier: tokens of the final output per forward of it."""
+        tokens = self.predict(config).tokens
+        forwards, found = 1.0, {config.target: tokens}
+        for depth in range(len(config.route) - 2, 0, -1):
+            tier, above = config.route[depth], config.route[depth + 1]
+            earned = self.acceptance[tier, above]
+            asked = max(1.0, config.stage(above).length * earned.fill)
+            forwards *= earned.hit * asked / self._round(config, depth).tokens
+            found[tier] = tokens / forwards
+        return found
+
     def propose_seconds(self, config: PyramidConfig, depth: int, n: float) -> float:
         """Seconds for the tier at `route[depth]` to propose n tokens."""
         entry = config.route[depth]
@@ -231,8 +264,13 @@ def polybasic_seconds(tokens: int, forwards: Sequence[int], costs: Sequence[floa
 
 
 @dataclass(frozen=True, slots=True)
-class Insertion:
-    """Does tier `tier` pay in `config`? Theorem 3.2's two sides, and the full nested cost with and without it."""
+class PredictedInsertion:
+    """What the formulas say of keeping tier `tier` in a chain, every stage's length as it is.
+
+    Args:
+        with_tier, without_tier: tokens/s, the whole chain's nested cost with and without it.
+        cost_ratio, bound: the two sides of Theorem 3.2 (`insertion_advice`).
+    """
 
     tier: int
     with_tier: float
@@ -252,24 +290,35 @@ class Insertion:
         )
 
 
-def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -> Insertion:
+def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -> PredictedInsertion:
     """What dropping the middle tier `tier` from the route would do.
 
-    The theorem (arXiv 2510.26527, Thm 3.2: insertion pays when T_new / T_i < L_new (1 / L_i - 1 / L_i')) holds the
-    passes of lower tiers fixed; the verdict therefore uses the full nested prediction, and prints both.
+    Theorem 3.2 of arXiv 2510.26527: inserting M_new below M_i pays when T_new / T_i < L_new (1 / L_i - 1 / L_i'), L_i'
+    being what L_i becomes. L is N / F throughout, as Lemma 3.1 has it: tokens of the final output per forward of that
+    model. So L_new counts tokens that survive every tier above, not what M_new itself lets through in a round: without
+    that, N (T_new / L_new + T_i / L_i') would not be the time that the two models take. T is the time of a forward at
+    the width that the chain runs it at.
+
+    The theorem holds the passes of lower tiers fixed (it is exact where they cost nothing); the verdict `pays` therefore
+    compares the full nested predictions.
+
+    Raises:
+        ValueError: `tier` is not a middle tier of the route.
     """
-    depth = config.route.index(tier)
+    depth = config.route.index(tier) if tier in config.route else 0
     if not 0 < depth < len(config.route) - 1:
         raise ValueError(f"tier {tier} is not a middle tier of route {config.route}")
     without = config.with_route(config.route[:depth] + config.route[depth + 1 :])
     above = config.route[depth + 1]
-    length_new = model._round(config, depth).tokens
-    length_with = model._round(config, depth + 1).tokens
-    length_without = model._round(without, depth).tokens
-    return Insertion(
+    lengths, lengths_without = model.tokens_per_forward(config), model.tokens_per_forward(without)
+
+    def forward_seconds(verifier: int) -> float:
+        return model.costs.seconds(verifier, config.stage(verifier).length + 1)
+
+    return PredictedInsertion(
         tier,
         model.predict(config).tokens_per_second,
         model.predict(without).tokens_per_second,
-        cost_ratio=model.costs.seconds(tier, 1) / model.costs.seconds(above, 1),
-        bound=length_new * (1 / length_without - 1 / length_with),
+        cost_ratio=forward_seconds(tier) / forward_seconds(above),
+        bound=lengths[tier] * (1 / lengths_without[above] - 1 / lengths[above]),
     )

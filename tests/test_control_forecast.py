@@ -76,3 +76,17 @@ def test_pairs() -> None:
     assert pairs_of(config, 1) == [Pair(0, 1, 0.1)]
     assert pairs_of(config, 2) == [Pair(1, 3, 0.3, (0.1,))]
     assert pairs_of(config.with_route(((0, 2), 3)), 1) == [Pair(0, 3, 0.3), Pair(2, 3, 0.3)]
+
+
+def test_costs_beyond_a_table_whose_last_slope_falls_stay_flat() -> None:
+    """Noise can turn a slope; a wide forward must not cost less than the widest one measured, nor less than nothing."""
+    costs = CostModel({0: {1: 0.001}, 1: {1: 0.010, 4: 0.030, 8: 0.020}})
+    config = PyramidConfig.simple([40])
+    table = Forecast([config]).costs(costs)
+    assert table.shape[1] > 40
+    assert table[1, 8:].tolist() == [0.020] * (table.shape[1] - 8)
+    expected = [costs.seconds(1, width) for width in range(1, table.shape[1])]
+    np.testing.assert_allclose(table[1, 1:], expected, rtol=1e-12)
+    rising = CostModel({1: {1: 0.010, 4: 0.020, 8: 0.040}})
+    assert rising.curve(1, 12).tolist() == [rising.seconds(1, width) for width in range(13)]
+    assert rising.curve(1, 12)[12] == pytest.approx(0.060)

@@ -101,19 +101,11 @@ class Forecast:
 
         Row `tier` for verifying, row `n_tiers + tier` for drafting one token (width 1).
         """
-        widths = np.arange(self.longest + 2)
-        table = np.zeros((2 * self.n_tiers, len(widths)))
+        table = np.zeros((2 * self.n_tiers, self.longest + 2))
         for tier in range(self.n_tiers):
-            row = model.table.get(tier)
-            if row is None:
+            if tier not in model.table:
                 continue
-            known = list(row)
-            table[tier] = np.interp(widths, known, list(row.values()))
-            if len(known) > 1 and widths[-1] > known[-1]:
-                slope = (row[known[-1]] - row[known[-2]]) / (known[-1] - known[-2])
-                beyond = widths > known[-1]
-                table[tier, beyond] = row[known[-1]] + slope * (widths[beyond] - known[-1])
-            table[tier] += per_verification
+            table[tier] = model.curve(tier, self.longest + 1) + per_verification
             table[self.n_tiers + tier] = model.seconds(tier, 1) + per_draft
         return table
 

@@ -33,7 +33,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Advice:
+class ReplayedInsertion:
     """Whether a middle tier pays on a route, at the best lengths for the route with it and, apart, without it.
 
     Ratios are to target-only decoding, by replay. `cost_ratio` and `bound` are the two sides of the insertion theorem
@@ -190,7 +190,7 @@ class ModelledSpeeds:
         lengths = [config.stage(tier).length for tier in config.route[1:]]
         return np.array([[self.ratio(self.config(config.route, lengths, (q, t)), method) for t in taus] for q in taus])
 
-    def advice(self) -> list[Advice]:
+    def advice(self) -> list[ReplayedInsertion]:
         """For every three-tier chain: what its middle tier earns."""
         found = []
         for qualifier in self.models:
@@ -201,7 +201,7 @@ class ModelledSpeeds:
                 pairs = {**replay.acceptance(best), **replay.acceptance(best.with_route((draft, self.target)))}
                 theorem = insertion_advice(ThroughputModel(self.costs, pairs, self.replay.overhead), best, qualifier)
                 found.append(
-                    Advice(
+                    ReplayedInsertion(
                         route,
                         qualifier,
                         best,
