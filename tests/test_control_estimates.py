@@ -13,6 +13,7 @@ from adaptive_pyramid.control.change_detection import PageHinkley
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.estimates import Estimates
 from adaptive_pyramid.control.forecast import Forecast, Pair
+from adaptive_pyramid.control.planner_settings import PlannerSettings
 from adaptive_pyramid.stats import BlockStats, GenerationStats, Shadow, Verification
 from adaptive_pyramid.throughput import WIDTHS
 from tests.simulated import Regime, SimulatedEnvironment, run
@@ -34,7 +35,9 @@ def learned(
     budget: float | None = None,
     model_tiers=(0, 1, 2),
 ) -> tuple[Estimates, GenerationStats]:
-    estimates = Estimates(Forecast([config, *arms]), model_tiers, budget, memory=1e5, idle=1e6)
+    estimates = Estimates(
+        Forecast([config, *arms]), model_tiers, budget, settings=PlannerSettings(memory=1e5, idle_memory=1e6)
+    )
     source = environment()
     source.drift_budget = budget
     stats = run(
@@ -123,7 +126,7 @@ def test_without_counterfactuals_an_arm_learns_from_itself_alone() -> None:
 def test_lookups_are_hit_or_miss() -> None:
     costs = {1: COSTS[1], 2: COSTS[2]}
     config = PyramidConfig.simple([1, 6], route=((0, 1), 2))
-    estimates = Estimates(Forecast([config]), (1, 2), memory=1e5, idle=1e6)
+    estimates = Estimates(Forecast([config]), (1, 2), settings=PlannerSettings(memory=1e5, idle_memory=1e6))
     source = SimulatedEnvironment(costs, [Regime({0: 0.6, 1: 0.85}, hit={0: 0.35})], seed=2)
     run(source, FixedController(config), 3000, on_block=lambda block: estimates.observe(block, greedy=True, arm=0))
     assert estimates.rates(0.0).hit[0, 0] == pytest.approx(0.35, abs=0.04)
@@ -154,7 +157,7 @@ def test_lookups_hit_in_runs() -> None:
 def test_sampling_replaces_draws_by_chances() -> None:
     """Positions behind a refusal that a higher threshold would have let pass count with their chances."""
     arms = [PyramidConfig.simple([4], [tau], route=(0, 1)) for tau in (0.0, 0.3)]
-    estimates = Estimates(Forecast(arms), (0, 1), memory=1e9, idle=1e9)
+    estimates = Estimates(Forecast(arms), (0, 1), settings=PlannerSettings(memory=1e9, idle_memory=1e9))
     nan = math.nan
     verification = Verification(
         1,
@@ -191,7 +194,7 @@ def test_a_change_of_text_is_noticed_and_no_change_is_not() -> None:
 
 def test_old_verifications_fade() -> None:
     config = PyramidConfig.simple([4], route=(0, 1))
-    estimates = Estimates(Forecast([config]), (0, 1), memory=10.0)
+    estimates = Estimates(Forecast([config]), (0, 1), settings=PlannerSettings(memory=10.0))
 
     def show(accepted: int, times: int) -> None:
         verification = Verification(1, 0, 4, accepted, int(accepted < 4), accepted + 1, 0, (), (), (), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 
@@ -10,7 +11,9 @@ import pytest
 from adaptive_pyramid.control.controller import FixedController
 from adaptive_pyramid.control.factory import Pool, default_config, make_controller
 from adaptive_pyramid.control.planner import PlannerController
+from adaptive_pyramid.control.planner_settings import PlannerSettings
 from adaptive_pyramid.throughput import WIDTHS, CostModel
+from benchmarks import planner_settings
 from tests.simulated import Regime, SimulatedEnvironment, run
 
 
@@ -72,16 +75,41 @@ def test_lengthens_on_repetitive_text() -> None:
     assert sum(config.stages[-1].length >= 8 for config in used) > 0.9 * len(stats.blocks)
 
 
-def test_context_buckets_pay_on_bursty_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    def total() -> float:
+def test_context_buckets_pay_on_bursty_text() -> None:
+    def total(**options) -> float:
         return sum(
-            speed(SimulatedEnvironment(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner())
+            speed(
+                SimulatedEnvironment(COSTS, [Regime({0: 0.7, 1: 0.85}, burstiness=0.9)], seed=seed), planner(**options)
+            )
             for seed in range(4)
         )
 
-    with_buckets = total()
-    monkeypatch.setattr("adaptive_pyramid.control.estimates._CONTEXT_WEIGHT", 1e9)
-    assert with_buckets > 1.03 * total()
+    assert total() > 1.03 * total(settings=PlannerSettings(context_weight=1e9))
+
+
+@pytest.mark.parametrize(
+    "field, value, error, message",
+    [
+        ("memory", 0.0, ValueError, "PlannerSettings.memory"),
+        ("residual_memory", 0.5, ValueError, "PlannerSettings.residual_memory"),
+        ("replan_every", 0, ValueError, "PlannerSettings.replan_every must be at least 1, got 0"),
+        ("tuned_factor", 1.5, ValueError, "PlannerSettings.tuned_factor"),
+        ("context_fade", (1.0, 0.5), ValueError, "PlannerSettings.context_fade must be a tuple of 6 numbers"),
+        ("optimism", "much", TypeError, "PlannerSettings.optimism"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(field: str, value, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        PlannerSettings(**{field: value})
+
+
+def test_every_setting_can_be_halved_and_doubled_in_the_benchmark() -> None:
+    for field in dataclasses.fields(PlannerSettings):
+        for factor in (0.5, 2.0):
+            assert planner_settings.scaled(field.name, factor) != PlannerSettings()
+    base = [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]
+    mean, error, worst, where = planner_settings.change([{"a": 1.02, "b": 0.98}, {"a": 1.04, "b": 1.0}], base)
+    assert (mean, error, worst, where) == (pytest.approx(1.0), pytest.approx(1.0), pytest.approx(-1.0), "b")
 
 
 def test_counterfactuals_save_time() -> None:

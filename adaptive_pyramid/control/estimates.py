@@ -24,21 +24,12 @@ from ..stats import BlockStats, Shadow, Verification, nanmean
 from .arms import LOOKUP, MODEL_PAIR
 from .change_detection import PageHinkley
 from .forecast import Forecast, Pair, Rates, pairs_of
+from .planner_settings import DEFAULT_SETTINGS, PlannerSettings
 from .positions import N_BUCKETS, at_threshold, bucket_of, by_bucket, by_bucket_sums
 from .warm_start import WarmStart
 
-_ENTROPIES = (0.3, 1.0)  # nats: edges between sure, middling and unsure texts
 _CONTEXTS = 3  # values of each of the two context features
-_FADE = np.array([1.0, 0.8, 0.5, 0.25, 0.0, 0.0])  # how far into a proposal what came before it tells anything
-_PRIOR_WEIGHT = 3.0  # tested positions that a guess is worth
-_NEIGHBOUR_WEIGHT = 20.0  # tested positions that the rate at earlier positions is worth
-_CONTEXT_WEIGHT = 30.0  # tested positions that the overall rate is worth in a context bucket
-_HIT_WEIGHT = 5.0  # requests to a lookup that its overall hit rate is worth in a context bucket
-_THROUGH_WEIGHT = 0.5
-_UNSEEN_OPTIMISM = 2.0  # a pair never seen is given `optimism` times one plus this
-_WARM_START_WEIGHT = 60.0  # what a warm start says: less than it has seen, since this text is another one
-_WARM_START_LENGTH = 8
-_CHANGED = 0.2  # share of its memory that a pair keeps when its text has changed
+_WARM_START_LENGTH = 8  # positions of a proposal that a warm start's rate is spread over
 
 
 class Estimates:
@@ -51,8 +42,7 @@ class Estimates:
 
     Args:
         forecast: names the pairs. model_tiers: tiers with a model. greedy: whether a distance above 0 means refusal.
-        memory: verifications after which a pair's observations count 1 / e. idle: the same in blocks, for everything.
-        drift_budget: per token, or None.
+        drift_budget: per token, or None. settings: weights and memories. counterfactual: see `PlannerController`.
     """
 
     def __init__(
@@ -60,15 +50,16 @@ class Estimates:
         forecast: Forecast,
         model_tiers: Sequence[int],
         drift_budget: float | None = None,
-        memory: float = 200.0,
-        idle: float = 1000.0,
+        settings: PlannerSettings = DEFAULT_SETTINGS,
         counterfactual: bool = True,
     ) -> None:
         self.n_tiers = forecast.n_tiers
         self.target = self.n_tiers - 1
         self.drift_budget = drift_budget
         self.counterfactual = counterfactual
-        self._keep, self._keep_idle = math.exp(-1 / memory), math.exp(-1 / idle)
+        self.settings = settings
+        self._keep, self._keep_idle = math.exp(-1 / settings.memory), math.exp(-1 / settings.idle_memory)
+        self._fade = np.array(settings.context_fade)  # how far into a proposal what came before it tells anything
         self.pairs = forecast.pairs
         self._index = {pair: i for i, pair in enumerate(self.pairs)}
         self._siblings: dict[Pair, list[int]] = {}  # pairs that differ in tau alone, under the one of tau 0
@@ -96,7 +87,7 @@ class Estimates:
     # ------------------------------------------------------------------ learning
 
     def assume(self, warm_start: WarmStart) -> None:
-        """Begin with what is known, worth `_WARM_START_WEIGHT` tested positions or requests per pair.
+        """Begin with what is known, worth `warm_start_weight` tested positions or requests per pair.
 
         Of pairs that differ in thresholds alone it is told to the one that it was seen at: the tuned config's, else the
         one without thresholds; the others lean on it.
@@ -111,11 +102,13 @@ class Estimates:
             if known is None or pair != seen_at:
                 continue
             reached = by_bucket_sums(known.rate**position for position in range(_WARM_START_LENGTH))
-            tested = _WARM_START_WEIGHT * reached / reached.sum()
+            tested = self.settings.warm_start_weight * reached / reached.sum()
             self.tested[i] += tested
             self.accepted[i] += known.rate * tested
             if self._lookup_tiers[pair.proposer]:
-                self.asked[:, pair.proposer] += _WARM_START_WEIGHT / _CONTEXTS * np.array([[known.hit], [1.0]])
+                self.asked[:, pair.proposer] += (
+                    self.settings.warm_start_weight / _CONTEXTS * np.array([[known.hit], [1.0]])
+                )
 
     def start(self) -> None:
         """Another text begins: its context is unknown and its drift bucket empty."""
@@ -150,7 +143,7 @@ class Estimates:
         sure = self._context[0]
         level = nanmean(top.entropy[: top.accepted + 1])
         if not math.isnan(level):
-            sure = int(level > _ENTROPIES[0]) + int(level > _ENTROPIES[1])
+            sure = int(level > self.settings.entropy_edges[0]) + int(level > self.settings.entropy_edges[1])
         fared = 1 if not top.proposed else 0 if not top.accepted else 1 + (top.accepted == top.proposed)
         self._context = (sure, fared)
 
@@ -241,23 +234,30 @@ class Estimates:
                     position += 1
             if tested:
                 rest = [0.0] * (N_BUCKETS - 1)  # its place in a proposal of its own is not known: counted as the first
-                self._add(i, [accepted, *rest], [tested, *rest], _THROUGH_WEIGHT)
+                self._add(i, [accepted, *rest], [tested, *rest], self.settings.indirect_weight)
 
     def _watch(self, pair: Pair, v: Verification) -> None:
         """Forget faster where acceptance is not what it was."""
         row = self.counts[self._index[pair]].tolist()
         known = sum(row[N_BUCKETS : 2 * N_BUCKETS])
-        if known < 20:
+        if known < self.settings.change_min_seen:
             return
         rate = min(0.99, sum(row[:N_BUCKETS]) / known)
         # Tests stop at a refusal, so their number depends on the outcome; only a fixed scale leaves the mean at 0.
         usual = (1 - rate**v.proposed) / (1 - rate)
         surprise = (v.accepted - v.tested * rate) / math.sqrt(usual * max(0.05, rate * (1 - rate)))
-        alarm = self._alarms.setdefault(self._index[pair], PageHinkley(slack=0.3, threshold=10.0))
+        alarm = self._alarms.setdefault(
+            self._index[pair], PageHinkley(self.settings.change_slack, self.settings.change_threshold)
+        )
         if alarm.observe(min(3.0, max(-3.0, surprise))):
             self.changes += 1
             # Another kind of text for one pair most likely is one for all, less surely so.
-            self.counts *= np.array([[_CHANGED if other[:2] == pair[:2] else 0.5] for other in self.pairs])
+            self.counts *= np.array(
+                [
+                    [self.settings.changed_keep if other[:2] == pair[:2] else self.settings.changed_keep_others]
+                    for other in self.pairs
+                ]
+            )
 
     # ------------------------------------------------------------------ what is believed
 
@@ -269,17 +269,17 @@ class Estimates:
         total = self.counts[:, : 2 * N_BUCKETS].reshape(-1, 2, N_BUCKETS).sum(axis=2)
         known = total[:, 1]
         prior = self._priors(total[:, 0], known)
-        pooled = (total[:, 0] + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
+        pooled = (total[:, 0] + self.settings.prior_weight * prior) / (known + self.settings.prior_weight)
         # Each bucket leans on the one before it, the first one on all.
-        weight = 1 / (self.tested + _NEIGHBOUR_WEIGHT).T
-        own, leaning = self.accepted.T * weight, _NEIGHBOUR_WEIGHT * weight
+        weight = 1 / (self.tested + self.settings.neighbour_weight).T
+        own, leaning = self.accepted.T * weight, self.settings.neighbour_weight * weight
         mean = np.empty_like(own)
         lean = pooled
         for bucket in range(N_BUCKETS):
             lean = mean[bucket] = own[bucket] + leaning[bucket] * lean
         mean = mean.T[None]
         if self.counterfactual:
-            mean = mean + self._shifts(prior)[:, :, None] * _FADE
+            mean = mean + self._shifts(prior)[:, :, None] * self._fade
         deviation = np.sqrt(np.maximum(0.1, pooled * (1 - pooled)) / (known + 1))
         hit, spread = self._hits()
         fill = np.where(self._lookup_tiers, (self.filled[0] + 4) / (self.filled[1] + 4), 1.0)
@@ -287,7 +287,7 @@ class Estimates:
         opinions = np.empty((contexts, 2, *mean.shape[1:]))
         opinions[:, 0] = mean
         # More optimism for what was hardly ever seen: trying it costs little, and may pay for the rest of the text.
-        extra = optimism * (1 + _UNSEEN_OPTIMISM / (1 + known / 4))
+        extra = optimism * (1 + self.settings.unseen_optimism / (1 + known / 4))
         opinions[:, 1] = mean + (extra * deviation)[:, None]
         opinions = opinions.clip(0.001, 0.995).reshape(2 * contexts, *mean.shape[1:])
         if contexts == 1:
@@ -301,16 +301,18 @@ class Estimates:
         """Share of requests that bottom tiers answer, and its standard deviation, each [how the last one fared, tier]."""
         hits, requests = self.asked
         overall = (hits.sum(axis=1) + 2 * LOOKUP.hit) / (requests.sum(axis=1) + 2)
-        hit = (hits.T + _HIT_WEIGHT * overall) / (requests.T + _HIT_WEIGHT)
+        hit = (hits.T + self.settings.hit_weight * overall) / (requests.T + self.settings.hit_weight)
         spread = np.sqrt(hit * (1 - hit) / (requests.sum(axis=1) + 2))
         return np.where(self._lookup_tiers, hit, 1.0), np.where(self._lookup_tiers, spread, 0.0)
 
     def _shifts(self, prior: np.ndarray) -> np.ndarray:
         """How much acceptance differs from its overall rate in every context bucket, [contexts, pairs]."""
         total = self.by_context.sum(axis=3, keepdims=True)
-        overall = (total[:, 0] + _PRIOR_WEIGHT * prior[:, None, None]) / (total[:, 1] + _PRIOR_WEIGHT)
+        overall = (total[:, 0] + self.settings.prior_weight * prior[:, None, None]) / (
+            total[:, 1] + self.settings.prior_weight
+        )
         accepted, tested = self.by_context[:, 0], self.by_context[:, 1]
-        shift = (accepted + _CONTEXT_WEIGHT * overall) / (tested + _CONTEXT_WEIGHT) - overall
+        shift = (accepted + self.settings.context_weight * overall) / (tested + self.settings.context_weight) - overall
         return (shift[:, 0, :, None] + shift[:, 1, None, :]).reshape(len(prior), -1).T
 
     def _relatives(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -338,13 +340,13 @@ class Estimates:
         guess = np.zeros(len(below))
         guess[name] = self._guess
         accepted, tested = np.bincount(name, own_accepted), np.bincount(name, own_tested)
-        rate = (accepted + _PRIOR_WEIGHT * guess) / (tested + _PRIOR_WEIGHT)
+        rate = (accepted + self.settings.prior_weight * guess) / (tested + self.settings.prior_weight)
         guess = np.maximum(guess, np.where(smaller, rate, 0.0).max(axis=1))
-        rate = (accepted + _PRIOR_WEIGHT * guess) / (tested + _PRIOR_WEIGHT)
+        rate = (accepted + self.settings.prior_weight * guess) / (tested + self.settings.prior_weight)
         guess = np.where(related, np.minimum(0.98, rate[below] + 0.3 * (1 - rate[above])), guess)
         # Its own counts come in later: here they would count twice.
-        return (accepted[name] - own_accepted + _PRIOR_WEIGHT * guess[name]) / (
-            tested[name] - own_tested + _PRIOR_WEIGHT
+        return (accepted[name] - own_accepted + self.settings.prior_weight * guess[name]) / (
+            tested[name] - own_tested + self.settings.prior_weight
         )
 
     # ------------------------------------------------------------------ saved state

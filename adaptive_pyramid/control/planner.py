@@ -14,15 +14,8 @@ from .conservative import ConservativeController
 from .controller import RequestInfo
 from .estimates import Estimates
 from .forecast import Forecast
+from .planner_settings import DEFAULT_SETTINGS, PlannerSettings
 from .pool import Pool
-
-_RESIDUAL_WEIGHT = 30.0  # blocks of an arm before its own residuals count as much as the formula
-_RESIDUAL_KEEP = 0.98
-_TUNED_FACTOR = (
-    0.9  # share of its predicted time that the tuned config is ranked at: it won by the clock, not by a formula
-)
-_REPLAN = 4  # blocks a forecast is good for, once there have been `_YOUNG` of them
-_YOUNG = 16
 
 
 class PlannerController(ConservativeController):
@@ -31,11 +24,11 @@ class PlannerController(ConservativeController):
     A block improves the estimates of most arms, not only of the one that ran (`Estimates`). What the formula misses of
     an arm is learned from its own blocks: discounted measured over predicted tokens and seconds. Caches that have to
     catch up count, spread over the tokens still expected. An arm is explored only while its acceptance is so uncertain
-    that `optimism` standard deviations more would make it the best.
+    that `settings.optimism` standard deviations more would make it the best.
 
     Args:
         arms, pool: as in `ConservativeController`. drift_budget: per token, or None.
-        counterfactual: False lets an arm learn from its own blocks only (for comparison).
+        counterfactual: False lets an arm learn from its own blocks only (for comparison). settings: tuned constants.
     """
 
     name = "planner"
@@ -46,10 +39,11 @@ class PlannerController(ConservativeController):
         pool: Pool,
         drift_budget: float | None = None,
         counterfactual: bool = True,
-        optimism: float = 0.1,
+        settings: PlannerSettings = DEFAULT_SETTINGS,
     ) -> None:
         super().__init__(arms, pool)
-        self.optimism = optimism
+        self.settings = settings
+        self._residual_keep = 1 - 1 / settings.residual_memory
         # The shortened versions that `LENGTH_STEPS` allows are forecast too; the arms come first.
         configs, owners = list(self.arms), list(range(len(self.arms)))
         for arm in range(len(self.arms)):
@@ -59,7 +53,7 @@ class PlannerController(ConservativeController):
                     owners.append(arm)
         self._row = {config: row for row, config in reversed(list(enumerate(configs)))}
         self.forecast = Forecast(configs, None if counterfactual else owners)
-        self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, counterfactual=counterfactual)
+        self.estimates = Estimates(self.forecast, pool.model_tiers, drift_budget, settings, counterfactual)
         if pool.warm_start is not None:
             self.estimates.assume(pool.warm_start)
         self._residual = np.zeros((2, 2, len(configs)))  # (tokens, seconds) x (measured, predicted), sums per config
@@ -77,7 +71,7 @@ class PlannerController(ConservativeController):
             return  # clipped: it says little about an arm
         row = self._row[self._config]
         residual = self._residual[:, :, row]
-        residual *= _RESIDUAL_KEEP
+        residual *= self._residual_keep
         residual[:, 0] += (block.tokens, self.tracker.steady(block))
         residual[:, 1] += self._formula[self.estimates.context_bucket][:, row]
         self.estimates.observe(block, greedy=not self.request.do_sample, arm=arm)
@@ -85,7 +79,7 @@ class PlannerController(ConservativeController):
 
     def _rank(self) -> Iterable[int]:
         if (
-            self._seen >= self._planned + (_REPLAN if self._seen > _YOUNG else 1)
+            self._seen >= self._planned + (self.settings.replan_every if self._seen > self.settings.early_blocks else 1)
             or self.estimates.changes != self._changes
         ):
             self._predict()
@@ -108,7 +102,7 @@ class PlannerController(ConservativeController):
     @property
     def _horizon(self) -> int:
         """Tokens still expected: as many as there have been, within what is allowed."""
-        return min(max(1, self.request.max_new_tokens - self._position), max(64, self._position))
+        return min(max(1, self.request.max_new_tokens - self._position), max(self.settings.min_horizon, self._position))
 
     def _optimistic(self, config: PyramidConfig) -> float:
         entry = self.tracker.catch_up(config.tiers[:-1]) / self._horizon
@@ -118,15 +112,15 @@ class PlannerController(ConservativeController):
         """The formula for every context bucket, corrected by what it missed of each config so far."""
         # Tuning has explored for this text, as long as it is the kind of text that tuning has seen.
         self._tuned = self.pool.warm_start.config if self.pool.warm_start and not self.estimates.changes else None
-        rates = self.estimates.rates(self.optimism if self._tuned is None else 0.0)
-        self._tuned_factor = np.array([_TUNED_FACTOR if arm == self._tuned else 1.0 for arm in self.arms])
+        rates = self.estimates.rates(self.settings.optimism if self._tuned is None else 0.0)
+        self._tuned_factor = np.array([self.settings.tuned_factor if arm == self._tuned else 1.0 for arm in self.arms])
         costs = self.forecast.costs(self.tracker.costs, self.tracker.per_verification, self.tracker.per_draft)
         n = len(self._row)
         both = np.stack(self.forecast.evaluate(rates, costs)).reshape(
             2, -1, 2, n
         )  # tokens or seconds, context bucket, opinion
         measured, formula = self._residual[:, 0], self._residual[:, 1]
-        typical = _RESIDUAL_WEIGHT * both[:, 0, 0]
+        typical = self.settings.residual_weight * both[:, 0, 0]
         ratio = (measured + typical) / (formula + typical)
         corrected = both * ratio[:, None, None]
         self._per_token = corrected[1] / corrected[0]  # seconds, [context bucket, opinion, config]
