@@ -159,7 +159,8 @@ class AdaptivePyramid:
             keywords: Hugging Face generation keywords with their names and defaults (max_new_tokens, do_sample,
                 temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
                 eos_token_id, min_new_tokens, max_time, output_scores, ...; stop_strings are looked for in the new text
-                alone, where `generate` also finds those that begin in the prompt), and
+                alone, where `generate` also finds those that begin in the prompt; a logits processor whose scores
+                depend on earlier calls says so with an attribute `stateful = True`: docs/decoding.md), and
                 seed (int): of private generators (row i of a list draws with seed + i). For the same prompt, target and
                 sampling settings the same seed gives the same ids: with `ar` and with `pyramid` without a drift
                 budget whatever the drafts, lengths, routes and control; with every other method, and with a drift

@@ -17,7 +17,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import logits_process as hf
 
-# All other processors of transformers give the same scores for the same ids, however often they are called.
+# The other processors in transformers.generation give the same scores for the same ids, however often they are called
+# (but for one of Dia's, an encoder-decoder).
 _STATEFUL_IN_TRANSFORMERS = (
     hf.SynthIDTextWatermarkLogitsProcessor,
     hf.UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -34,7 +35,9 @@ def declared(processor: Any) -> bool | None:
         return bool(own)
     if isinstance(processor, _STATEFUL_IN_TRANSFORMERS):
         return True
-    if type(processor).__module__.startswith("transformers.") or isinstance(processor, (FunctionType, MethodType)):
+    if type(processor).__module__.startswith("transformers.generation.") or isinstance(
+        processor, (FunctionType, MethodType)
+    ):
         return False
     return None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessor, SynthIDTextWatermarkingConfig, WatermarkingConfig
@@ -15,8 +17,11 @@ from transformers.generation.logits_process import (
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.pyramid import AdaptivePyramid
+from adaptive_pyramid.request import GenerationRequest
 from tests.engine import reference_ids
 from tests.tiny import PAD, graded_family
+from tests.toys import PROMPT as TOY_PROMPT
+from tests.toys import VOCAB, chi_square_p, toy_decoder, toy_tables, warped_distribution
 
 torch.set_num_threads(1)
 PROMPT = [1, 10, 11, 12, 30, 10, 11]
@@ -149,6 +154,39 @@ def test_a_guidance_processor_with_a_cache_of_its_own(family):
     for way in ("ar", "sd", "chain"):
         out = AdaptivePyramid(family).generate(PROMPT, logits_processor=[guidance()], **keywords, **ROUTES[way])
         assert out.ids == expected
+
+
+@pytest.mark.parametrize("method", ["sd", "polybasic", "pyramid"])
+def test_exact_sampling_has_the_distribution_of_plain_sampling(method):
+    """Three tokens of four ids, enumerated: what a call lifts depends on how many came before it."""
+
+    class Lifting(LogitsProcessor):
+        stateful = True
+        calls = 0
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores[:, self.calls % VOCAB] += 1.5
+            self.calls += 1
+            return scores
+
+    tables = toy_tables(3, (0.9, 1.0), seed=3)
+    expected = {(): 1.0}
+    for i in range(3):
+        lifted = 1.5 * np.eye(VOCAB)[i]
+        expected = {
+            (*output, token): mass * p
+            for output, mass in expected.items()
+            for token, p in enumerate(warped_distribution(tables[-1][(*TOY_PROMPT, *output)[-2:]].numpy() + lifted))
+        }
+    config = PyramidConfig.simple([1, 2], [0.3, 0.0], route=(0, 2) if method == "sd" else (0, 1, 2))
+    decoder, counts = toy_decoder(tables), Counter()
+    for seed in range(900):
+        request = GenerationRequest(TOY_PROMPT, 3, do_sample=True, processors=[Lifting()], seed=seed)
+        decoding = decoder.start(request, method)
+        while not decoding.finished:
+            decoding.step(config)
+        counts[tuple(decoding.new_ids)] += 1
+    assert chi_square_p(counts, expected) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["declared", "noticed", "SynthID"])
