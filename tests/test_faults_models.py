@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import peft
 import pytest
@@ -14,6 +16,8 @@ from transformers import GenerationConfig
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.models.quantize import quantize
+from adaptive_pyramid.models.truncate import truncate
 from adaptive_pyramid.pyramid import AdaptivePyramid
 
 torch.set_num_threads(1)
@@ -183,3 +187,149 @@ def test_weights_that_nothing_loads_are_named():
     model = tiny_model("llama").to("meta")
     with pytest.raises(ValueError, match="LlamaForCausalLM are on the meta device"):
         pyramid_of([model])
+
+
+# Weights that change between calls
+
+
+def _noisy_(model, sigma: float = 0.3, seed: int = 5) -> dict[str, torch.Tensor]:
+    """New weights for `model`, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: weight + sigma * weight.std() * torch.randn(weight.shape, generator=generator).to(weight)
+        for name, weight in model.state_dict().items()
+    }
+
+
+def _optimiser_step(model, **keywords):
+    for weight in model.parameters():
+        weight.grad = torch.randn(
+            weight.shape, generator=torch.Generator().manual_seed(len(weight)), dtype=weight.dtype
+        )
+    torch.optim.AdamW(model.parameters(), lr=0.05, **keywords).step()
+
+
+def _assign_data(model):
+    for name, weight in model.named_parameters():
+        weight.data = _noisy_(model)[name] if name.endswith("v_proj.weight") else weight.data
+
+
+def _write_data(model):
+    new = _noisy_(model)
+    for name, weight in model.named_parameters():
+        weight.data.copy_(new[name])  # which no version counter sees
+
+
+def _replace_a_layer(model):
+    layer = model.model.layers[0].mlp
+    new = copy.deepcopy(layer.down_proj)
+    with torch.no_grad():
+        new.weight.mul_(-1)
+    layer.down_proj = new
+
+
+def _in_inference_mode(model):
+    with torch.inference_mode(), torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[3] += 1.0
+
+
+CHANGES = {
+    "optimiser step": _optimiser_step,
+    "fused optimiser step": lambda model: _optimiser_step(model, fused=True),
+    "load_state_dict": lambda model: model.load_state_dict(_noisy_(model)),
+    "load_state_dict, assigned": lambda model: model.load_state_dict(_noisy_(model), assign=True),
+    "data assigned": _assign_data,
+    "data written": _write_data,
+    "layer replaced": _replace_a_layer,
+    "one row, in inference mode": _in_inference_mode,
+}
+
+
+def assert_starts_cold(pyramid: AdaptivePyramid, target, before: list[int]) -> list[int]:
+    """After a change of weights: another text than before, `generate`'s own, and the prompt read anew."""
+    out = pyramid.generate(PROMPT, max_new_tokens=NEW, eos_token_id=None, method="ar")
+    first = out.stats.blocks[0].forwards[0]
+    assert (first.context, first.width) == (0, len(PROMPT))
+    assert out.ids != before
+    return assert_equals_generate(pyramid, target)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_weights_start_cold(change):
+    draft, target = graded_family("llama", 2)
+    pyramid = pyramid_of([draft, target])
+    before = assert_equals_generate(pyramid, target)
+    again = pyramid.generate(PROMPT, max_new_tokens=2, eos_token_id=None)
+    assert all(forward.context > 0 for forward in again.stats.blocks[0].forwards)  # nothing changed: the caches stay
+    CHANGES[change](target)
+    assert_starts_cold(pyramid, target, before)
+
+
+def test_inference_tensors_start_cold_every_time():
+    with torch.inference_mode():
+        target = tiny_model("llama")
+        pyramid = pyramid_of([target])
+        before = assert_equals_generate(pyramid, target)
+        target.model.layers[0].self_attn.v_proj.weight[5] += 2.0
+        assert_starts_cold(pyramid, target, before)
+
+
+def _scale(wrapped, adapter: str) -> None:
+    for module in wrapped.modules():
+        if hasattr(module, "set_scale"):
+            module.set_scale(adapter, 0.5)
+
+
+def test_another_adapter_or_none_starts_cold():
+    draft, target = graded_family("llama", 2)
+    wrapped = with_lora(target, ("one", "two"))
+    wrapped.set_adapter("one")
+    pyramid = pyramid_of([draft, wrapped])
+    one = assert_equals_generate(pyramid, wrapped)
+    wrapped.set_adapter("two")
+    two = assert_starts_cold(pyramid, wrapped, one)
+    with wrapped.disable_adapter():
+        plain = assert_starts_cold(pyramid, wrapped, two)
+    assert assert_starts_cold(pyramid, wrapped, plain) == two
+    _scale(wrapped, "two")
+    scaled = assert_starts_cold(pyramid, wrapped, two)
+    wrapped.set_adapter("one")
+    wrapped.merge_adapter(["one"])
+    assert_equals_generate(pyramid, wrapped)
+    wrapped.unmerge_adapter()
+    wrapped.set_adapter("two")
+    _scale(wrapped, "two")
+    assert assert_equals_generate(pyramid, wrapped) == scaled
+
+
+def test_an_adapter_added_to_a_pyramids_model_starts_cold():
+    draft, target = graded_family("llama", 2)
+    pyramid = pyramid_of([draft, target])
+    before = assert_equals_generate(pyramid, target)
+    assert_starts_cold(pyramid, with_lora(target), before)
+
+
+def test_a_derived_tier_says_when_its_source_has_changed():
+    target = tiny_model("llama", dtype=torch.float32)
+    cut, rounded = truncate(target, [0]), quantize(target)
+    pyramid = pyramid_of([cut, rounded, target])
+
+    def notes() -> list[int]:
+        out = pyramid.generate(PROMPT, max_new_tokens=4)
+        return [tier for tier in range(3) if any(f"tier {tier} was derived" in note for note in out.stats.notes)]
+
+    assert notes() == []
+    _optimiser_step(target)
+    assert notes() == notes() == [1]  # the cut layers are the source's own
+    cached = copy.deepcopy(cut)
+    assert torch.equal(cached(torch.tensor([PROMPT])).logits, truncate(target, [0])(torch.tensor([PROMPT])).logits)
+    with_lora(target)
+    assert notes() == [0, 1]
+
+
+def test_a_derived_tier_does_not_keep_its_source_alive():
+    target = tiny_model("llama", dtype=torch.float32)
+    cut, alive = truncate(target, [0]), weakref.ref(target.model.layers[1])
+    del target
+    gc.collect()
+    assert alive() is None and len(pyramid_of([cut]).generate(PROMPT, max_new_tokens=4).ids) == 4

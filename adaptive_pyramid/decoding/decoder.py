@@ -24,6 +24,7 @@ from .scorer import Scorer, output_width
 from .tiers import FirstOf, Proposer, Run, Stage
 from .tokens import TokenSequence
 from .verify import Verdict, Verifier
+from .weights import outdated
 
 
 @dataclass(slots=True)
@@ -152,6 +153,13 @@ class Decoding:
         )
         self._run = Run(self.sequence, sampler, noise, request.eos, budget)
         self._chains: dict[PyramidConfig, Stage] = {}
+        for tier, scorer in decoder.scorers.items():
+            scorer.forget_old_weights()
+            if outdated(scorer.model):
+                self.notes.append(
+                    f"tier {tier} was derived from a model whose weights have changed since, and keeps the old ones; "
+                    "derive it anew to follow them"
+                )
         self.reused = decoder.scorers[decoder.target].reusable(self.sequence)
         for scorer in decoder.scorers.values():
             scorer.drain()

@@ -18,6 +18,7 @@ from ..stats import Forward
 from ..wrappers import execution_device, unwrapped
 from .divergence import IMPOSSIBLE
 from .tokens import Tokens, TokenSequence
+from .weights import WeightWatch
 
 _ANY_LENGTH = 1 << 30
 
@@ -86,6 +87,7 @@ class Scorer:
         self.is_target = is_target
         self.max_context = context_limit(model, only_hard=is_target)
         self.log: list[Forward] = []
+        self._weights = WeightWatch(model)
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
         if not {"cache", "past_key_values"} & parameters.keys():
@@ -113,6 +115,12 @@ class Scorer:
         self._tail_fed = 0
         self._text: TokenSequence | None = None  # whose verified ids `_agreed` leading cached ids are known to equal
         self._agreed = 0
+
+    def forget_old_weights(self) -> None:
+        """Forget the cached text if the model's weights have changed since the last call."""
+        if self._weights.changed():
+            self.clear()
+            self._weights.renew()
 
     def room(self, sequence: TokenSequence) -> int:
         """How many tokens behind `sequence` the model can still read; negative if it cannot read `sequence` itself."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from adaptive_pyramid.decoding.weights import note_derived
 from adaptive_pyramid.errors import check_int, unknown_name
 from adaptive_pyramid.models.sharing import shared_copy, tier_bytes
 from adaptive_pyramid.wrappers import unwrapped
@@ -138,6 +139,7 @@ def quantize(
         setattr(quantised.get_submodule(parent), attribute, replacement.train(model.training))
     if head is not None:
         quantised.config.get_text_config().tie_word_embeddings = False  # the head is no longer the embedding
+    note_derived(quantised, model, shares_all=False)
     return quantised
 
 

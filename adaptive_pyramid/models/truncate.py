@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
+from adaptive_pyramid.decoding.weights import note_derived
 from adaptive_pyramid.models.sharing import shared_copy
 from adaptive_pyramid.wrappers import unwrapped
 
@@ -47,6 +48,7 @@ def truncate(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         if values is not None:
             setattr(config, field, [values[index] for index in layers])
     config.num_hidden_layers = len(layers)
+    note_derived(cut, model, shares_all=True)
     return cut
 
 
