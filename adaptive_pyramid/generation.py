@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ class Generation:
     def run(self) -> Iterator[Block]:
         """Yield blocks until the text ends."""
         request, decoding = self.request, self.decoding
-        started = time.perf_counter()
-        config = self.controller.start(
+        control_seconds, started = 0.0, time.perf_counter()
+        control = self.controller.begin(
             RequestInfo(
                 len(request.prompt_ids),
                 request.max_new_tokens,
@@ -57,15 +58,15 @@ class Generation:
                 reused=decoding.reused,
             )
         )
-        control_seconds = time.perf_counter() - started
         while not decoding.finished:
-            decision = self.controller.decision
-            block = decoding.step(config)
-            block.stats.decision = decision
+            # Chosen right before the block, so that it knows what other requests have shown meanwhile.
+            decision = control.choose()
+            control_seconds += time.perf_counter() - started
+            block = decoding.step(decision.config)
+            block = replace(block, stats=replace(block.stats, decision=decision, control_seconds=control_seconds))
             started = time.perf_counter()
-            config = self.controller.step(block.stats)
-            block.stats.control_seconds = control_seconds + time.perf_counter() - started
-            control_seconds = 0.0
+            control.observe(block.stats)
+            control_seconds = time.perf_counter() - started
             self.stats.blocks.append(block.stats)
             # Rows are split and cloned outside the block: kept whole, they would hold its full [m, V] tensors alive.
             if request.output_scores:
@@ -75,7 +76,8 @@ class Generation:
             for hook in self._hooks:
                 hook(block.stats, block.tokens)
             yield block
-        self.stats.notes += [*decoding.notes, *self.controller.notes]
+            started = time.perf_counter()
+        self.stats.notes += [*decoding.notes, *control.notes]
 
     @property
     def _repeatable(self) -> bool:

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from .config import PyramidConfig
-from .control.controller import Controller
+from .control.controller import Controller, StartStepController
 from .control.factory import CONTROLS, Pool, default_config, make_controller
 from .control.warm_start import WarmStart
 from .decoding.decoder import PyramidDecoder
@@ -386,15 +386,20 @@ class AdaptivePyramid:
 
 
 def _checked_control(control: Any) -> Any:
+    """`control` if it is the name of one, None, or a Controller; else ValueError or TypeError."""
     if isinstance(control, str) and control not in CONTROLS:
         raise ValueError(unknown_name("control", control, CONTROLS))
-    if (
-        control is not None
-        and not isinstance(control, str)
-        and not all(hasattr(control, name) for name in ("start", "step", "notes"))
-    ):
-        raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {shown(control)}")
-    return control
+    if control is None or isinstance(control, str) or hasattr(control, "begin"):
+        return control
+    if all(hasattr(control, name) for name in ("start", "step", "notes")):
+        warnings.warn(
+            f"{type(control).__name__} has start() and step(), which will not be called for long; "
+            "give it begin(request), as adaptive_pyramid.control.controller.Controller describes",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return StartStepController(control)
+    raise TypeError(f"control must be a name ({', '.join(CONTROLS)}) or a Controller, got {shown(control)}")
 
 
 def _name(tier: Any) -> str:

@@ -115,9 +115,14 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why a block ran the config it ran: filled in by the controller, printed by `explain()`."""
+    """What a controller chose for a block, and why; printed by `explain()`.
 
-    arm: str
+    Args:
+        config: what to run. reason: one phrase.
+        predicted_seconds, predicted_tokens: of the block, where the controller predicts.
+    """
+
+    config: PyramidConfig
     reason: str
     predicted_seconds: float | None = None
     predicted_tokens: float | None = None
@@ -148,7 +153,7 @@ class Shadow:
         return cls(tier, len(found), accepted, accepted + (accepted < min(len(found), len(emitted))))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BlockStats:
     """One block.
 
@@ -163,6 +168,8 @@ class BlockStats:
         copies: device-to-host copies made for verification.
         near_ties: emitted greedy tokens whose runner-up was within the dtype's rounding of the best logit.
         shadows: one per lookup that the target did not ask in this block.
+        decision: what control chose; None without control. control_seconds: wall time of choosing it and of learning
+            from the block before, not part of `seconds`.
     """
 
     config: PyramidConfig
@@ -325,7 +332,7 @@ class GenerationStats:
             ("block", "token", "config", "why", "ms", "predicted", "tokens", "predicted", "accepted/tested", "entropy")
         ]
         for index, block in list(enumerate(self.blocks))[-last if last else 0 :]:
-            decision = block.decision or Decision(block.config.label, "")
+            decision = block.decision or Decision(block.config, "")
             rows.append(
                 (
                     str(index),

@@ -1,4 +1,4 @@
-"""Control's own time: microseconds of one `step` per controller, on a four-tier pool with as many arms as there may be.
+"""Control's own time: microseconds of one `observe` and `choose` per controller, on a four-tier pool with as many arms as there may be.
 
     python -m benchmarks.control_speed --blocks 600
 
@@ -29,13 +29,15 @@ def step_times(name: str, blocks: int) -> tuple[int, np.ndarray]:
     pool = Pool(4, tuple(COSTS), CostModel(COSTS), measured=True)
     controller = make_controller(name, None, default_config(4), pool)
     environment = SimulatedEnvironment(COSTS, [Regime({0: 0.8, 1: 0.6, 2: 0.85}, hit={0: 0.4})])
-    config = controller.start(environment.start(64, 10**6))
+    control = controller.begin(environment.start(64, 10**6))
+    config = control.choose().config
     warm_up = blocks // 10
     times = np.empty(blocks + warm_up)
     for i in range(blocks + warm_up):
         block = environment.step(config)
         started = perf_counter_ns()
-        config = controller.step(block)
+        control.observe(block)
+        config = control.choose().config
         times[i] = (perf_counter_ns() - started) / 1000
     return len(controller.arms), times[warm_up:]
 

@@ -116,10 +116,10 @@ def play(replay: Replay, indices: Sequence[int], controller: Controller) -> tupl
     seconds, configs = 0.0, []
     for index in indices:
         plant = replay.environment(index)
-        config = controller.start(plant.info)
+        control = controller.begin(plant.info)
         while not plant.finished:
-            configs.append(config)
-            config = controller.step(plant.step(config))
+            configs.append(control.choose().config)
+            control.observe(plant.step(configs[-1]))
         seconds += plant.seconds
     return seconds, configs
 

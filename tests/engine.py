@@ -12,36 +12,41 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import output_width
 from adaptive_pyramid.decoding.sampling import KeyedNoise
-from adaptive_pyramid.stats import BlockStats, GenerationStats
+from adaptive_pyramid.stats import BlockStats, Decision, GenerationStats
 from adaptive_pyramid.throughput import polybasic_seconds
 
 
 class ChosenControl:
-    """A controller that asks a function of the blocks so far for every block's config."""
+    """A controller that asks a function of the request's blocks so far for every block's config."""
 
     name = "chosen"
-    decision = None
 
     def __init__(self, choose) -> None:
-        self.choose = choose
-        self.notes: list[str] = []
+        self.function = choose
 
-    def start(self, request: Any) -> PyramidConfig:
-        self.blocks: list[BlockStats] = []
-        return self.choose(self.blocks)
-
-    def step(self, block: BlockStats) -> PyramidConfig:
-        self.blocks.append(block)
-        return self.choose(self.blocks)
+    def begin(self, request: Any) -> _ChosenRequest:
+        return _ChosenRequest(self.function)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Any) -> None:
         pass
+
+
+class _ChosenRequest:
+    def __init__(self, function) -> None:
+        self.function = function
+        self.blocks: list[BlockStats] = []
+        self.notes: list[str] = []
+
+    def choose(self) -> Decision:
+        return Decision(self.function(self.blocks), "chosen")
+
+    def observe(self, block: BlockStats) -> None:
+        self.blocks.append(block)
 
 
 @contextmanager

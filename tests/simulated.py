@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -251,13 +251,12 @@ def run(
 ) -> GenerationStats:
     """One request under control, as `Generation.run` does it."""
     stats = GenerationStats(control_name=controller.name, drift_budget=environment.drift_budget)
-    config = controller.start(environment.start(prompt_length, max_new_tokens))
+    control = controller.begin(environment.start(prompt_length, max_new_tokens))
     while not environment.finished:
-        decision = controller.decision
-        block = environment.step(config)
-        block.decision = decision
-        config = controller.step(block)
+        decision = control.choose()
+        block = replace(environment.step(decision.config), decision=decision)
+        control.observe(block)
         stats.blocks.append(block)
         on_block(block)
-    stats.notes += controller.notes
+    stats.notes += control.notes
     return stats

@@ -66,7 +66,7 @@ def test_state_goes_on_where_it_was_saved() -> None:
 def test_names() -> None:
     with pytest.raises(ValueError, match="did you mean 'thompson'"):
         controller("tompson")
-    assert controller("fixed").start is not None and controller("fixed").name == "fixed"
+    assert controller("fixed").begin is not None and controller("fixed").name == "fixed"
     assert controller("bandit").name == "bandit:discounted_ucb"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import RequestInfo
-from adaptive_pyramid.control.cost_tracker import CostTracker
+from adaptive_pyramid.control.cost_tracker import CostTracker, RequestCosts
 from adaptive_pyramid.control.pool import Pool
 from adaptive_pyramid.stats import BlockStats, Decision, Forward, GenerationStats, Verification
 from adaptive_pyramid.throughput import CostModel
@@ -36,10 +38,8 @@ def block(
     )
 
 
-def tracker(measured: bool = True) -> CostTracker:
-    made = CostTracker(Pool(2, (0, 1), CostModel(COSTS), measured))
-    made.start(RequestInfo(100, 50))
-    return made
+def tracker(measured: bool = True) -> RequestCosts:
+    return CostTracker(Pool(2, (0, 1), CostModel(COSTS), measured)).begin(RequestInfo(100, 50))
 
 
 def test_the_first_look_scales_everything_that_nobody_has_seen() -> None:
@@ -65,12 +65,12 @@ def test_outliers_hardly_move_the_table() -> None:
 
 
 def test_calibration() -> None:
-    assert tracker().calibrated
+    assert tracker().shared.calibrated
     guessed = tracker(measured=False)
     for _ in range(2):
-        assert not guessed.calibrated
+        assert not guessed.shared.calibrated
         guessed.observe(block(ALONE, [Forward(1, 1, 1, 100, 0.1)], 1, 100))
-    assert guessed.calibrated
+    assert guessed.shared.calibrated
 
 
 def test_target_only_time_is_learned_between_models_too() -> None:
@@ -79,8 +79,8 @@ def test_target_only_time_is_learned_between_models_too() -> None:
         seen.observe(block(ALONE, [Forward(1, 1, 1, 100, 0.1)], 1, 100, outside=0.004))
         drafts = [Forward(0, 1, 1, 100 + i, 0.01) for i in range(4)]
         seen.observe(block(TWO, [*drafts, Forward(1, 5, 5, 100, 0.157)], 3, 100, outside=0.004 + 4 * 0.001))
-    assert seen.target_only == pytest.approx(0.104, rel=0.01)
-    assert seen.per_draft == pytest.approx(0.001, rel=0.1)
+    assert seen.shared.target_only == pytest.approx(0.104, rel=0.01)
+    assert seen.shared.per_draft == pytest.approx(0.001, rel=0.1)
 
 
 def test_prefill_is_no_fault_of_the_block() -> None:
@@ -88,39 +88,38 @@ def test_prefill_is_no_fault_of_the_block() -> None:
     forwards = [Forward(0, 100, 1, 0, 0.3), Forward(0, 1, 1, 100, 0.01), Forward(1, 102, 3, 0, 2.0)]
     prefill = block(TWO, forwards, 2, 100)
     seen.observe(prefill)
-    assert seen.steady(prefill) == pytest.approx(0.01 + 0.01 + seen.costs.seconds(1, 3))
+    assert seen.shared.steady(prefill) == pytest.approx(0.01 + 0.01 + seen.shared.costs.seconds(1, 3))
     # target-only decoding would have paid for the target's prefill, not for the draft's
-    assert seen.target_only_seconds(prefill) == pytest.approx(2 * seen.target_only + 2.0 - seen.costs.seconds(1, 3))
-    assert seen.target_only_seconds(block(ALONE, [Forward(1, 1, 1, 100, 0.123)], 1, 100)) == 0.123
+    assert seen.shared.target_only_seconds(prefill) == pytest.approx(
+        2 * seen.shared.target_only + 2.0 - seen.shared.costs.seconds(1, 3)
+    )
+    assert seen.shared.target_only_seconds(block(ALONE, [Forward(1, 1, 1, 100, 0.123)], 1, 100)) == 0.123
 
 
 def test_long_forwards_are_priced_by_the_targets_own() -> None:
     seen = tracker()
     before = seen.catch_up((0,))
-    seen.observe(block(ALONE, [Forward(1, 100, 1, 0, 3 * seen.costs.seconds(1, 100))], 1, 100))
+    seen.observe(block(ALONE, [Forward(1, 100, 1, 0, 3 * seen.shared.costs.seconds(1, 100))], 1, 100))
     assert seen.catch_up((0,)) == pytest.approx(3 * (before + 0.01) - 0.01, rel=0.05)
 
 
 def test_entry_grows_with_the_lag_of_a_cache() -> None:
     seen = tracker()
     cold = seen.catch_up((0,))
-    assert cold == pytest.approx(seen.costs.seconds(0, 100) - 0.01)
+    assert cold == pytest.approx(seen.shared.costs.seconds(0, 100) - 0.01)
     seen.observe(block(TWO, [Forward(0, 100, 1, 0, 0.15), Forward(1, 101, 2, 0, 1.0)], 1, 100))
     assert seen.catch_up((0,)) == 0
     for i in range(20):
         seen.observe(block(ALONE, [Forward(1, 1, 1, 101 + i, 0.1)], 1, 101 + i))
     assert 0 < seen.catch_up((0,)) < cold
     assert seen.catch_up((1,)) == 0
-    seen.start(RequestInfo(100, 50, reused=60))
-    lag_of_40 = seen.catch_up((0,))
-    seen.start(RequestInfo(100, 50))
-    assert lag_of_40 < seen.catch_up((0,))
+    lag_of_40 = seen.shared.begin(RequestInfo(100, 50, reused=60)).catch_up((0,))
+    assert 0 < lag_of_40 < seen.shared.begin(RequestInfo(100, 50)).catch_up((0,))
 
 
 def test_worst_case_of_a_block() -> None:
     costs = {0: {1: 1.0}, 1: {1: 10.0}, 2: {1: 100.0}}
-    seen = CostTracker(Pool(3, (0, 1, 2), CostModel(costs), True))
-    seen.start(RequestInfo(1, 50))
+    seen = CostTracker(Pool(3, (0, 1, 2), CostModel(costs), True)).begin(RequestInfo(1, 50))
     assert seen.worst_case(PyramidConfig.simple([4, 6], route=(2,))) == 100
     assert seen.worst_case(PyramidConfig.simple([4, 6], route=(0, 2))) == 6 + 100
     # the qualifier refuses every first token: six rounds of four drafts each
@@ -130,9 +129,9 @@ def test_worst_case_of_a_block() -> None:
 
 def test_prediction_alarm() -> None:
     def stats(error: float) -> GenerationStats:
+        decision = Decision(ALONE, "because", 0.1 * (1 + error), 1.0)
         made = block(ALONE, [Forward(1, 1, 1, 10, 0.1)], 1, 10)
-        made.decision = Decision("1", "because", 0.1 * (1 + error), 1.0)
-        return GenerationStats(blocks=[made])
+        return GenerationStats(blocks=[replace(made, decision=decision)])
 
     assert stats(0.1).prediction_error == pytest.approx(0.1)
     assert "ALARM" not in stats(0.2).explain()

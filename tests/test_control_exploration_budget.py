@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,17 +120,17 @@ def test_controls_own_time_is_paid_from_the_budget(share: float) -> None:
     costs = {0: row(0.004, 0.02), 1: row(0.012, 0.02), 2: row(0.040, 0.02)}
     environment = SimulatedEnvironment(costs, [Regime({0: 0.0, 1: 0.0})], noise=0.0)
     controller = make_controller("auto", None, default_config(3), Pool(3, (0, 1, 2), CostModel(costs), True))
-    config, blocks = controller.start(environment.start(16, 400)), []
+    request, blocks = controller.begin(environment.start(16, 400)), []
     while not environment.finished:
-        blocks.append(environment.step(config))
-        config = controller.step(blocks[-1])
-        blocks[-1].control_seconds = 0.040 * share
+        block = replace(environment.step(request.choose().config), control_seconds=0.040 * share)
+        request.observe(block)
+        blocks.append(block)
     alone = 400 * 0.040 + environment.costs.seconds(2, 16) - 0.040
     looked = sum(block.seconds for block in blocks) - alone
     control = sum(block.control_seconds for block in blocks)
     probe = max(shortest_probes(environment, [0, 1], 16))
     assert 0 < looked <= max(probe, 0.02 * alone - control + probe)
-    assert controller.budget.excess == pytest.approx(looked + control - blocks[-1].control_seconds)
+    assert controller.budget.excess == pytest.approx(looked + control)
 
 
 def test_budget() -> None:

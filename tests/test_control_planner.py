@@ -192,15 +192,16 @@ def test_an_arm_cut_short_for_money_is_weighed_as_what_it_is(monkeypatch: pytest
     source = SimulatedEnvironment(COSTS, [Regime({0: 0.93, 1: 0.95})], seed=1)
     for _ in range(2):
         run(source, controller, 400, 32)
-    assert controller.start(source.start(1, 400)).stages[-1].length > 4
+    request = controller.begin(source.start(1, 400))
+    assert request.choose().config.stages[-1].length > 4
     # Credit for a block of length 1 alone: it runs if it promises more than the target, and only then.
-    cheapest = min(map(controller._price, controller._probes.values()))
+    cheapest = min(map(request._price, controller.probes.values()))
     monkeypatch.setattr(controller.budget, "left", lambda ahead: 1.01 * cheapest)
-    cut = controller._choose()
+    cut = request.choose().config
     assert {stage.length for stage in cut.normalized().stages} == {1} and len(cut.route) > 1
-    plain = controller._optimistic(controller.arms[controller.fallback])
-    monkeypatch.setattr(controller, "_optimistic", lambda config: 2 * plain if len(config.route) > 1 else plain)
-    assert controller._choose().route == (2,)
+    plain = request._optimistic(controller.arms[controller.fallback])
+    monkeypatch.setattr(request, "_optimistic", lambda config: 2 * plain if len(config.route) > 1 else plain)
+    assert request.choose().config.route == (2,)
 
 
 def test_first_steps_are_short() -> None:

@@ -12,7 +12,8 @@ from policies import Exp3, Policy
 
 from ..config import PyramidConfig
 from ..stats import BlockStats, nanmean
-from .conservative import ConservativeController
+from .conservative import ConservativeController, ConservativeRequest
+from .controller import RequestInfo
 from .pool import Pool
 from .reward import SpeedReward
 
@@ -34,27 +35,9 @@ class BanditController(ConservativeController):
         self.policy = policy
         self.reward = reward
         self.name = f"bandit:{policy.name}"
-        self._context = [0.0] * CONTEXT_DIM
-        self._selected: int | None = None
 
-    def _rank(self) -> Iterable[int]:
-        self._selected = self.policy.select(self._context)
-        yield self._selected
-        # What the exploration budget cannot pay for is replaced by the best known arm that it can.
-        yield from np.nan_to_num(-self.policy.means, nan=math.inf).argsort(kind="stable").tolist()
-
-    def _reason(self, arm: int) -> str:
-        return (
-            f"{self.policy.name} chose it"
-            if arm == self._selected
-            else "best known among those the exploration budget can pay for"
-        )
-
-    def _learn(self, block: BlockStats, arm: int) -> None:
-        if arm == self._selected or not isinstance(self.policy, Exp3):
-            self.policy.update(arm, self.reward(block, self.tracker.steady(block)), self._context)
-        self._selected = None
-        self._context = context(block, self._context)
+    def begin(self, request: RequestInfo) -> BanditRequest:
+        return BanditRequest(self, request)
 
     def _learned(self) -> dict[str, Any]:
         return {"policy": self.policy.state_dict(), "reference": self.reward.reference}
@@ -62,6 +45,36 @@ class BanditController(ConservativeController):
     def _load_learned(self, state: Mapping[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
         self.reward.reference = float(state["reference"])
+
+
+class BanditRequest(ConservativeRequest):
+    """One request under a `BanditController`."""
+
+    controller: BanditController
+
+    def __init__(self, controller: BanditController, request: RequestInfo) -> None:
+        super().__init__(controller, request)
+        self._context = [0.0] * CONTEXT_DIM
+        self._selected: int | None = None
+
+    def _rank(self) -> Iterable[int]:
+        self._selected = self.controller.policy.select(self._context)
+        yield self._selected
+        # What the exploration budget cannot pay for is replaced by the best known arm that it can.
+        yield from np.nan_to_num(-self.controller.policy.means, nan=math.inf).argsort(kind="stable").tolist()
+
+    def _reason(self, arm: int) -> str:
+        return (
+            f"{self.controller.policy.name} chose it"
+            if arm == self._selected
+            else "best known among those the exploration budget can pay for"
+        )
+
+    def _learn(self, block: BlockStats, arm: int) -> None:
+        if arm == self._selected or not isinstance(self.controller.policy, Exp3):
+            self.controller.policy.update(arm, self.controller.reward(block, self.tracker.steady(block)), self._context)
+        self._selected = None
+        self._context = context(block, self._context)
 
 
 def context(block: BlockStats, before: Sequence[float]) -> list[float]:

@@ -28,24 +28,31 @@ class RequestInfo:
 
 
 @runtime_checkable
-class Controller(Protocol):
-    """Chooses the config of every block, from earlier blocks only (that is why adapting keeps exactness)."""
+class RequestControl(Protocol):
+    """Chooses the config of every block of one request, from earlier blocks only (that is why adapting keeps exactness).
 
-    name: str
+    Several requests of one controller may run at once, block by block in any order: what belongs to a text is kept here.
+    """
 
-    def start(self, request: RequestInfo) -> PyramidConfig:
-        """The first block's config."""
+    def choose(self) -> Decision:
+        """What the next block shall run, and why. Called once before every block."""
 
-    def step(self, block: BlockStats) -> PyramidConfig:
-        """The next block's config, given what the last one did. Called after every block, the last one too."""
-
-    @property
-    def decision(self) -> Decision | None:
-        """Why the config returned last was chosen."""
+    def observe(self, block: BlockStats) -> None:
+        """What that block did. Called once after every block, the last one too."""
 
     @property
     def notes(self) -> list[str]:
         """Sentences worth a user's attention about this request: what was switched off, and why."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """What is learned from all requests, and a `RequestControl` for each of them."""
+
+    name: str
+
+    def begin(self, request: RequestInfo) -> RequestControl:
+        """Control of one request, to be asked and told until its text ends (or is given up)."""
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned, as plain data (JSON or YAML)."""
@@ -63,15 +70,14 @@ class FixedController:
         self.config = config
         self.notes: list[str] = []
 
-    def start(self, request: RequestInfo) -> PyramidConfig:
-        return self.config
+    def begin(self, request: RequestInfo) -> FixedController:
+        return self  # nothing of a request is kept
 
-    def step(self, block: BlockStats) -> PyramidConfig:
-        return self.config
+    def choose(self) -> Decision:
+        return Decision(self.config, "fixed")
 
-    @property
-    def decision(self) -> Decision:
-        return Decision(self.config.label, "fixed")
+    def observe(self, block: BlockStats) -> None:
+        """Nothing is learned."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.config.to_dict()}
@@ -80,3 +86,44 @@ class FixedController:
         if state.get("name") != self.name:
             raise ValueError(f"this state belongs to controller {state.get('name')!r}; expected {self.name!r}")
         self.config = PyramidConfig.from_dict(state["config"])
+
+
+class StartStepController:
+    """A controller of the interface before `begin`: `start(request)` and `step(block)` return configs, and every request
+    shares its state, so that texts of one such controller should not run at once.
+
+    Args:
+        former: an object with start, step and notes; its `decision`, if there is one, gives the reason.
+    """
+
+    def __init__(self, former: Any) -> None:
+        self.former = former
+        self.name = getattr(former, "name", type(former).__name__)
+
+    def begin(self, request: RequestInfo) -> StartStepRequest:
+        return StartStepRequest(self.former, request)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.former.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.former.load_state_dict(state)
+
+
+class StartStepRequest:
+    """One request under a `StartStepController`."""
+
+    def __init__(self, former: Any, request: RequestInfo) -> None:
+        self._former = former
+        self._config = former.start(request)
+
+    def choose(self) -> Decision:
+        decision = getattr(self._former, "decision", None)
+        return Decision(self._config, "" if decision is None else decision.reason)
+
+    def observe(self, block: BlockStats) -> None:
+        self._config = self._former.step(block)
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._former.notes)

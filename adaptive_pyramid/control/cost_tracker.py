@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config import PyramidConfig
@@ -15,10 +16,10 @@ from .pool import Pool
 
 
 class CostTracker:
-    """Prices in seconds, from a cost table that every block corrects.
+    """Prices in seconds, from a cost table that every block of every request corrects.
 
     Attributes:
-        costs: forward times, a private copy. context: prompt and output so far, tokens.
+        costs: forward times, a private copy.
         per_verification, per_draft: seconds outside the models for a verification and for a drafting forward.
     """
 
@@ -26,27 +27,26 @@ class CostTracker:
         self.costs = pool.costs.copy()
         self.measured = pool.measured
         self.target = pool.n_tiers - 1
-        self.context = 0
         self.per_verification = 0.0
         self.per_draft = 0.0
-        self._cached: dict[int, int] = {}
-        self._catch_ups: dict[int, float] = {}  # per tier, since the last block
-        self._worst_cases: dict[PyramidConfig, _BlockForwards] = {}
+        self.caches: dict[int, _Cache] = {}
         self._prefill = 1.0  # seconds of a long forward over what the table extrapolates
         self._prefill_looks = self._rests = 0
+        self._worst_cases: dict[PyramidConfig, _BlockForwards] = {}
+        self._begun = self.blocks = 0  # requests begun, blocks observed
         self._prefills: list[Forward] = []  # not learned from yet: what they cost is known relative to short forwards
 
-    def start(self, request: RequestInfo) -> None:
-        """A new text: of what a tier has cached, at most what the target can reuse is still good."""
-        self._cached = {tier: min(cached, request.reused) for tier, cached in self._cached.items()}
-        self.context = request.prompt_length
-        self._catch_ups.clear()
+    def begin(self, request: RequestInfo) -> RequestCosts:
+        """Prices for one more request."""
+        self._begun += 1
+        self.caches = {
+            tier: replace(cache, reusable=min(cache.reusable, request.reused)) for tier, cache in self.caches.items()
+        }
+        return RequestCosts(self, request, self._begun)
 
     def observe(self, block: BlockStats) -> None:
-        self.context = block.context + block.tokens
-        self._catch_ups.clear()
+        self.blocks += 1
         for forward in block.forwards:
-            self._cached[forward.tier] = forward.context + forward.width
             if not forward.is_prefill:
                 self.costs.observe(forward.tier, forward.width, forward.seconds)
             elif forward.tier in self.costs.table:
@@ -106,29 +106,16 @@ class CostTracker:
         extra = sum(f.seconds - self.costs.seconds(f.tier, f.needed) for f in block.forwards if f.is_prefill)
         return max(block.seconds - extra, 1e-9)
 
-    def catch_up(self, tiers: Iterable[int]) -> float:
-        """Seconds for the caches of `tiers` to catch up with the text."""
-        total = 0.0
-        for tier in tiers:
-            price = self._catch_ups.get(tier)
-            if price is None:
-                lag = self.context - self._cached.get(tier, 0)
-                price = 0.0
-                if tier != self.target and lag > 2:  # a lag of one token, and one more in hand, is normal
-                    price = max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
-                self._catch_ups[tier] = price
-            total += price
-        return total
+    def catching_up(self, tier: int, lag: int) -> float:
+        """Seconds for the cache of `tier` to read `lag` tokens, beyond a forward over one."""
+        return max(0.0, self._prefill * self.costs.seconds(tier, lag) - self.costs.seconds(tier, 1))
 
-    def worst_case(self, config: PyramidConfig) -> float:
-        """Seconds of one block in which every tier refuses everything, so that it emits one token; entry included."""
+    def work(self, config: PyramidConfig) -> _BlockForwards:
+        """The forwards of one block in which every tier refuses everything."""
         work = self._worst_cases.get(config)
         if work is None:
             work = self._worst_cases[config] = _all_rejected(config, len(config.route) - 1, self.costs.table)
-        total = self.catch_up(work.tiers) + work.verifications * self.per_verification + work.drafts * self.per_draft
-        for (tier, width), count in work.forwards.items():
-            total += count * self.costs.seconds(tier, width)
-        return total
+        return work
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -143,6 +130,74 @@ class CostTracker:
         self.costs = CostModel({int(tier): row for tier, row in state["costs"].items()})
         self.per_verification, self.per_draft = float(state["per_verification"]), float(state["per_draft"])
         self._prefill = float(state["prefill"])
+
+
+class RequestCosts:
+    """What one request has to add to the shared prices: how far the caches are behind its text.
+
+    Tiers have one cache each, whatever the number of requests: what another request has written there since is good for
+    this one up to their common prefix, of which `RequestInfo.reused` of the later of the two tells.
+
+    Attributes:
+        context: prompt and output so far, tokens.
+    """
+
+    def __init__(self, shared: CostTracker, request: RequestInfo, number: int) -> None:
+        self.shared = shared
+        self.context = request.prompt_length
+        self._reused, self._number = request.reused, number
+        self._catch_ups: dict[int, float] = {}  # per tier, as of `_catch_ups_at` blocks of all requests
+        self._catch_ups_at = shared.blocks
+
+    def observe(self, block: BlockStats) -> None:
+        self.context = block.context + block.tokens
+        for forward in block.forwards:
+            self.shared.caches[forward.tier] = _Cache(self, forward.context + forward.width)
+        self.shared.observe(block)
+
+    def _cached(self, tier: int) -> int:
+        """Tokens of this request's text in the cache of `tier`."""
+        cache = self.shared.caches.get(tier)
+        if cache is None or cache.owner is self:
+            return 0 if cache is None else cache.tokens
+        later = max(self, cache.owner, key=lambda request: request._number)
+        return int(min(cache.tokens, cache.reusable, later._reused))
+
+    def catch_up(self, tiers: Iterable[int]) -> float:
+        """Seconds for the caches of `tiers` to catch up with the text."""
+        if self._catch_ups_at != self.shared.blocks:
+            self._catch_ups.clear()
+            self._catch_ups_at = self.shared.blocks
+        total = 0.0
+        for tier in tiers:
+            price = self._catch_ups.get(tier)
+            if price is None:
+                lag = self.context - self._cached(tier)
+                price = 0.0
+                if tier != self.shared.target and lag > 2:  # a lag of one token, and one more in hand, is normal
+                    price = self.shared.catching_up(tier, lag)
+                self._catch_ups[tier] = price
+            total += price
+        return total
+
+    def worst_case(self, config: PyramidConfig) -> float:
+        """Seconds of one block in which every tier refuses everything, so that it emits one token; entry included."""
+        work, shared = self.shared.work(config), self.shared
+        total = (
+            self.catch_up(work.tiers) + work.verifications * shared.per_verification + work.drafts * shared.per_draft
+        )
+        for (tier, width), count in work.forwards.items():
+            total += count * shared.costs.seconds(tier, width)
+        return total
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Whose text a tier's cache holds, how many tokens of it, and how many of these every later request can reuse."""
+
+    owner: RequestCosts
+    tokens: int
+    reusable: float = math.inf
 
 
 @dataclass

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,28 @@ from .warm_start import WarmStart
 
 _CONTEXTS = 3  # values of each of the two context features
 _WARM_START_LENGTH = 8  # positions of a proposal that a warm start's rate is spread over
+
+
+@dataclass
+class TextState:
+    """Where one text stands, in view of its last block.
+
+    Args:
+        buckets: per pair, what would be left in the drift bucket, had this pair and threshold spent it alone.
+        context: how sure the target is, and how the last proposal to it fared (see `Estimates`).
+    """
+
+    buckets: list[float]
+    context: tuple[int, int] = (1, 1)
+
+    def update_context(self, top: Verification, entropy_edges: tuple[float, float]) -> None:
+        """Take in the target's verdict on the last block."""
+        sure = self.context[0]
+        level = nanmean(top.entropy[: top.accepted + 1])
+        if not math.isnan(level):
+            sure = int(level > entropy_edges[0]) + int(level > entropy_edges[1])
+        fared = 1 if not top.proposed else 0 if not top.accepted else 1 + (top.accepted == top.proposed)
+        self.context = (sure, fared)
 
 
 class Estimates:
@@ -71,8 +94,6 @@ class Estimates:
         self.accepted, self.tested = self.counts[:, :N_BUCKETS], self.counts[:, N_BUCKETS : 2 * N_BUCKETS]
         # [pair, accepted or tested, context feature, its value]
         self.by_context = self.counts[:, 2 * N_BUCKETS :].reshape(n, 2, 2, _CONTEXTS)
-        # What would be left in the drift bucket, had this pair and threshold spent it alone.
-        self._buckets = [0.0 if drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
         self.asked = np.full((2, self.n_tiers, _CONTEXTS), 1e-9)  # lookups: hits, requests, by how the last one fared
         self.filled = np.full((2, self.n_tiers), 1e-9)  # tokens found, tokens asked for
         self._position_bucket = np.array([bucket_of(i) for i in range(forecast.longest)])
@@ -81,7 +102,6 @@ class Estimates:
         self._lookup_tiers = np.array([tier not in model_tiers for tier in range(self.n_tiers)])
         self._family = self._relatives()
         self._alarms: dict[int, PageHinkley] = {}
-        self._context = (1, 1)
         self.changes = 0
 
     # ------------------------------------------------------------------ learning
@@ -110,13 +130,14 @@ class Estimates:
                     self.settings.warm_start_weight / _CONTEXTS * np.array([[known.hit], [1.0]])
                 )
 
-    def start(self) -> None:
+    def begin(self) -> TextState:
         """Another text begins: its context is unknown and its drift bucket empty."""
-        self._context = (1, 1)
-        self._buckets = [math.inf if balance == math.inf else 0.0 for balance in self._buckets]
+        return TextState(
+            [0.0 if self.drift_budget and pair.verifier == self.target else math.inf for pair in self.pairs]
+        )
 
-    def observe(self, block: BlockStats, greedy: bool, arm: int) -> None:
-        """Learn from every verification of a block that ran `arm`."""
+    def observe(self, block: BlockStats, greedy: bool, arm: int, text: TextState) -> None:
+        """Learn from every verification of a block of `text` that ran `arm`; `text` moves on."""
         owner = -1 if self.counterfactual else arm
         self.counts *= self._keep_idle
         config = block.config
@@ -126,78 +147,71 @@ class Estimates:
             if depth is None:
                 continue
             if depth == 1:
-                self._observe_bottom(config, verification, block)
+                self._observe_bottom(config, verification, text)
             if verification.proposed:
                 pair = next((p for p in pairs_of(config, depth, owner) if p.proposer == verification.proposer), None)
                 if pair is not None:
-                    self._observe_pair(pair, verification, greedy)
+                    self._observe_pair(pair, verification, greedy, text)
         if self.counterfactual:
             for shadow in block.shadows:
-                self._observe_shadow(shadow)
+                self._observe_shadow(shadow, text)
             if len(config.route) > 2 and not isinstance(config.route[0], tuple):
-                self._through(config, block)
+                self._through(config, block, text)
         if block.verifications:
-            self._update_context(block.verifications[-1])
+            text.update_context(block.verifications[-1], self.settings.entropy_edges)
 
-    def _update_context(self, top: Verification) -> None:
-        sure = self._context[0]
-        level = nanmean(top.entropy[: top.accepted + 1])
-        if not math.isnan(level):
-            sure = int(level > self.settings.entropy_edges[0]) + int(level > self.settings.entropy_edges[1])
-        fared = 1 if not top.proposed else 0 if not top.accepted else 1 + (top.accepted == top.proposed)
-        self._context = (sure, fared)
+    def context_bucket(self, text: TextState) -> int:
+        """Number of the context bucket that `text` is in."""
+        return text.context[0] * _CONTEXTS + text.context[1] if self.counterfactual else 0
 
-    @property
-    def context_bucket(self) -> int:
-        """Number of the current context bucket."""
-        return self._context[0] * _CONTEXTS + self._context[1] if self.counterfactual else 0
-
-    def _observe_bottom(self, config: PyramidConfig, v: Verification, block: BlockStats) -> None:
+    def _observe_bottom(self, config: PyramidConfig, v: Verification, text: TextState) -> None:
         """Who answered: hits and fill of the bottom tiers that were asked."""
         bottom = config.route[0] if isinstance(config.route[0], tuple) else (config.route[0],)
         for tier in bottom:
             if self._lookup_tiers[tier]:
                 self.asked[:, tier] *= self._keep
-                self.asked[1, tier, self._context[1]] += 1
-                self.asked[0, tier, self._context[1]] += v.proposer == tier
+                self.asked[1, tier, text.context[1]] += 1
+                self.asked[0, tier, text.context[1]] += v.proposer == tier
                 if v.proposer == tier:
                     self.filled[:, tier] = self.filled[:, tier] * self._keep + (v.proposed, config.stage(v.tier).length)
             if v.proposer == tier:
                 break
 
-    def _observe_shadow(self, shadow: Shadow) -> None:
+    def _observe_shadow(self, shadow: Shadow, text: TextState) -> None:
         """A lookup that the target did not ask is as well known as one that it did, up to the end of the block."""
         self.asked[:, shadow.tier] *= self._keep
-        self.asked[1, shadow.tier, self._context[1]] += 1
-        self.asked[0, shadow.tier, self._context[1]] += shadow.proposed > 0
+        self.asked[1, shadow.tier, text.context[1]] += 1
+        self.asked[0, shadow.tier, text.context[1]] += shadow.proposed > 0
         i = self._index.get(Pair(shadow.tier, self.target))
         if i is not None and shadow.tested:
-            self._add(i, by_bucket(shadow.accepted), by_bucket(shadow.tested))
+            self._add(i, by_bucket(shadow.accepted), by_bucket(shadow.tested), text)
 
-    def _observe_pair(self, pair: Pair, v: Verification, greedy: bool) -> None:
+    def _observe_pair(self, pair: Pair, v: Verification, greedy: bool, text: TextState) -> None:
         self._watch(pair, v)
         for i in self._siblings[pair._replace(tau=0.0)]:
             own = self.pairs[i].tau
             if own != pair.tau and not self.counterfactual:
                 continue
-            if own == pair.tau and self._buckets[i] == math.inf:
+            if own == pair.tau and text.buckets[i] == math.inf:
                 accepted, tested = by_bucket(v.accepted), by_bucket(v.tested)
             else:
-                accepted, tested, self._buckets[i] = at_threshold(
-                    v, pair.tau, own, greedy, self._buckets[i], self.drift_budget or 0.0
+                accepted, tested, text.buckets[i] = at_threshold(
+                    v, pair.tau, own, greedy, text.buckets[i], self.drift_budget or 0.0
                 )
-            self._add(i, accepted, tested)
+            self._add(i, accepted, tested, text)
 
-    def _add(self, i: int, accepted: Sequence[float], tested: Sequence[float], weight: float = 1.0) -> None:
+    def _add(
+        self, i: int, accepted: Sequence[float], tested: Sequence[float], text: TextState, weight: float = 1.0
+    ) -> None:
         by_context = [0.0] * (4 * _CONTEXTS)
         for kind, value in enumerate((sum(accepted), sum(tested))):
-            for which, value_now in enumerate(self._context):
+            for which, value_now in enumerate(text.context):
                 by_context[(2 * kind + which) * _CONTEXTS + value_now] = value
         row = self.counts[i]
         row *= self._keep**weight
         row += weight * np.array([*accepted, *tested, *by_context])
 
-    def _through(self, config: PyramidConfig, block: BlockStats) -> None:
+    def _through(self, config: PyramidConfig, block: BlockStats, text: TextState) -> None:
         """What a chain of three shows of pairs that it does not run.
 
         The target's proposal is the middle tier's rounds in a row; a refused one ends with the middle tier's own token.
@@ -234,7 +248,7 @@ class Estimates:
                     position += 1
             if tested:
                 rest = [0.0] * (N_BUCKETS - 1)  # its place in a proposal of its own is not known: counted as the first
-                self._add(i, [accepted, *rest], [tested, *rest], self.settings.indirect_weight)
+                self._add(i, [accepted, *rest], [tested, *rest], text, self.settings.indirect_weight)
 
     def _watch(self, pair: Pair, v: Verification) -> None:
         """Forget faster where acceptance is not what it was."""
@@ -356,7 +370,6 @@ class Estimates:
         return {
             **arrays,
             "pairs": [[*pair[:3], list(pair.lower), pair.owner] for pair in self.pairs],
-            "context": list(self._context),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -371,8 +384,6 @@ class Estimates:
                 )
         for name, array in arrays.items():
             getattr(self, name)[:] = array
-        context = state["context"] if "context" in state else state["mood"]  # the key of versions before 0.2
-        self._context = (int(context[0]), int(context[1]))
 
 
 _SAVED = ("counts", "asked", "filled")

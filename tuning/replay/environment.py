@@ -36,9 +36,9 @@ class ReplayEnvironment:
     """A decoding of one trace, to be stepped like `decoding.Decoding`, without models.
 
         environment = Replay(traces, costs).environment(3)
-        config = controller.start(environment.info)
+        control = controller.begin(environment.info)
         while not environment.finished:
-            config = controller.step(environment.step(config))
+            control.observe(environment.step(control.choose().config))
 
     The statistics are those that the decoder would give, as far as they were recorded: values at positions behind a
     token that is not the text's, where the decoder knows entropies and distances, are NaN. Caches are followed from
