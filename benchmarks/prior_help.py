@@ -32,7 +32,7 @@ from tuning.replay.engine import Replay
 from tuning.study.prior import Prior
 from tuning.study.runner import PRIOR_SHARE
 from tuning.study.sampler import PriorSampler
-from tuning.study.search_space import Space
+from tuning.study.search_space import SearchSpace
 from tuning.traces.format import TraceSet
 
 CLOSE = 0.97
@@ -60,7 +60,7 @@ def halves(one: TraceSet, other: TraceSet, task: str, seed: int) -> tuple[TraceS
     return take(one, True), take(other, False)
 
 
-def make_study(sampler: str, space: Space, prior: Prior, seed: int) -> optuna.Study:
+def make_study(sampler: str, space: SearchSpace, prior: Prior, seed: int) -> optuna.Study:
     """A study of one of `SAMPLERS`, with the prior's picks queued if it is ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -76,7 +76,9 @@ def make_study(sampler: str, space: Space, prior: Prior, seed: int) -> optuna.St
     return study
 
 
-def measured_trial(trial: optuna.Trial, space: Space, prior: Prior, measure: Callable[[PyramidConfig], float]) -> float:
+def measured_trial(
+    trial: optuna.Trial, space: SearchSpace, prior: Prior, measure: Callable[[PyramidConfig], float]
+) -> float:
     """The ratio of the config that `trial` suggests, with what our sampler reads beside it."""
     config = space.suggest(trial)
     trial.set_user_attr("config", config.to_dict())
@@ -86,7 +88,7 @@ def measured_trial(trial: optuna.Trial, space: Space, prior: Prior, measure: Cal
 
 
 def trials_needed(
-    sampler: str, space: Space, prior: Prior, objective: Replay, goal: float, seed: int, most: int
+    sampler: str, space: SearchSpace, prior: Prior, objective: Replay, goal: float, seed: int, most: int
 ) -> int:
     """Trials of a study until one reaches `goal`; `most` if none did."""
     study = make_study(sampler, space, prior, seed)
@@ -124,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = [task for task in one.tasks if task in other.tasks]
     method, header = resolve("pyramid"), one.header
     pool = Pool(len(header.tiers), header.models, header.costs, measured=True)
-    space = Space.of(method, pool.n_tiers, pool.routes())
+    space = SearchSpace.of(method, pool.n_tiers, pool.routes())
     needed = {(task, sampler): [] for task in tasks for sampler in SAMPLERS}
     first = {task: [] for task in tasks}
     with Progress(console=Console(stderr=True)) as progress:

@@ -30,7 +30,7 @@ from adaptive_pyramid.prompts import prompt_ids
 from benchmarks.prior_help import CLOSE, SAMPLERS, make_study, measured_trial
 from tuning.study.benchmark import Bench, in_rotation
 from tuning.study.prior import Prior
-from tuning.study.search_space import Space
+from tuning.study.search_space import SearchSpace
 from tuning.tasks.task import load_task
 from tuning.traces.format import TraceSet
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     family, method = families.load(options.family), resolve("pyramid")
     bench = Bench(AdaptivePyramid(family), method, options.tokens)
     prior = Prior(traces, traces.header.costs, method)
-    space = Space.of(method, len(family.models), bench.pyramid.pool().routes())
+    space = SearchSpace.of(method, len(family.models), bench.pyramid.pool().routes())
     first_of_prior = prior.ranked(space.candidates())[:3]
     needed: dict[str, list[int]] = {name: [] for name in SAMPLERS}
     reached: dict[str, list[float]] = {name: [] for name in SAMPLERS}

@@ -24,7 +24,7 @@ from tests.recorded import synthetic
 from tuning.replay.engine import Replay
 from tuning.research.findings_page import grid
 from tuning.traces.format import TraceSet
-from tuning.traces.ngram_index import Copies
+from tuning.traces.ngram_index import NgramIndex
 
 ANSWERS, TOKENS = 50, 128
 
@@ -34,7 +34,7 @@ def with_lookup(traces: TraceSet) -> TraceSet:
     infos = (replace(traces.header.tiers[0], lookup=(3, 1)), *traces.header.tiers[1:])
     found = []
     for trace in traces:
-        copies = Copies([*trace.prompt.tolist(), *trace.ids.tolist()], len(trace.prompt), 3, 1)
+        copies = NgramIndex([*trace.prompt.tolist(), *trace.ids.tolist()], len(trace.prompt), 3, 1)
         source, top = trace.source.copy(), trace.top.copy()
         source[0] = [copies.source(i, i) for i in range(len(trace))]
         top[0] = [(copies.tokens(i, source[0, i], 1) or [-1])[0] for i in range(len(trace))]

@@ -86,6 +86,8 @@ def users_of(target: str, importers: str) -> list[str]:
         ("policies", "transformers"),
         ("adaptive_pyramid", "tuning"),
         ("adaptive_pyramid", "tests"),
+        ("adaptive_pyramid.control", "tuning"),
+        ("adaptive_pyramid.decoding", "tuning"),
         ("adaptive_pyramid.control", "adaptive_pyramid.decoding"),
         ("adaptive_pyramid.decoding", "adaptive_pyramid.control"),
         ("adaptive_pyramid.control", "adaptive_pyramid.models"),
@@ -106,6 +108,99 @@ def users_of(target: str, importers: str) -> list[str]:
 )
 def test_no_arrow(importers, target):
     assert users_of(target, importers) == []
+
+
+# From top to bottom: a room uses only rooms that stand behind it.
+ROOMS = ("report", "study", "research", "replay", "traces", "tasks", "terminal")
+
+
+def imported_modules(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """importer -> the project's own modules that it imports. A package counts only where names of its own are taken."""
+    return {name: {used for used in all_used if used in imports and used != name} for name, all_used in imports.items()}
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """One cycle as a list of names, first and last alike; [] if there is none."""
+    done: set[str] = set()
+
+    def search(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for used in sorted(graph[name]):
+            if found := search(used, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := search(name, []))), [])
+
+
+def room_of(module: str) -> str | None:
+    """The room of a module of `tuning`; None for the commands, and for what lies outside."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "tuning" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def wrong_rooms(graph: dict[str, set[str]]) -> list[str]:
+    """`importer -> imported` where a room uses one that stands before it, or where anything below uses a command."""
+    found = []
+    for name, all_used in graph.items():
+        for used in sorted(all_used):
+            here, there = room_of(name), room_of(used)
+            if here is None or not used.startswith("tuning"):
+                continue
+            if there is None or ROOMS.index(there) < ROOMS.index(here):
+                found.append(f"{name} -> {used}")
+    return found
+
+
+def test_no_cycle():
+    assert cycle_in(imported_modules(IMPORTS)) == []
+
+
+def test_rooms_use_only_rooms_below_them():
+    folders = {path.parent.name for path in (ROOT / "tuning").glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    assert wrong_rooms(imported_modules(IMPORTS)) == []
+
+
+def test_control_and_decoding_meet_in_the_loop_only():
+    loop = {"adaptive_pyramid.generation", "adaptive_pyramid.pyramid"}
+    meeting = {
+        name
+        for name, used in IMPORTS.items()
+        if all(
+            any(f"{one}.".startswith(f"adaptive_pyramid.{package}.") for one in used)
+            for package in ("control", "decoding")
+        )
+        and name.startswith("adaptive_pyramid")
+    }
+    assert meeting <= loop
+
+
+def test_no_file_shares_its_name_with_a_folder_beside_it():
+    assert [path for path in SOURCES if path.with_suffix("").is_dir()] == []
+
+
+def test_a_class_name_names_one_class():
+    """Private classes may repeat: nobody imports them."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module_name(path))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_the_checks_of_this_file_can_fail():
+    graph = {"tuning.study.a": {"tuning.study.b"}, "tuning.study.b": {"tuning.replay.c"}, "tuning.replay.c": set()}
+    assert cycle_in(graph) == [] and wrong_rooms(graph) == []
+    graph["tuning.replay.c"] = {"tuning.study.a"}
+    assert cycle_in(graph) == ["tuning.study.a", "tuning.study.b", "tuning.replay.c", "tuning.study.a"]
+    assert wrong_rooms(graph) == ["tuning.replay.c -> tuning.study.a"]
+    assert wrong_rooms({"tuning.tasks.x": {"tuning.search"}}) == ["tuning.tasks.x -> tuning.search"]
 
 
 def test_policies_use_numpy_and_the_standard_library_only():

@@ -16,7 +16,7 @@ from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, costs, repetitive, synthetic
 from tests.tiny import BOS, EOS, graded_family, perturbed, tiny_model
 from tuning.replay.engine import Replay, StageCounts, replay
-from tuning.research.oracle import hindsight
+from tuning.research.oracle import oracle_speeds
 from tuning.traces.format import TraceSet
 
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 5, 9, 7]]
@@ -327,10 +327,10 @@ def test_sampling_agrees_as_often_as_the_distributions_overlap() -> None:
     assert coupled > exact  # (1 - TV) / (1 + TV) accepts less than 1 - TV
 
 
-def test_hindsight_orders_what_may_change_and_finds_the_best_path(plain) -> None:
+def test_the_oracle_orders_what_may_change_and_finds_the_best_path(plain) -> None:
     player = Replay(plain.traces, prefill=False)
     chosen = configs([(2,), (0, 2), (1, 2)], [(2, 2), (4, 4), (8, 8)])
-    found = hindsight(player, chosen)
+    found = oracle_speeds(player, chosen)
     assert found.static_ratio == max(player.play(config).ratio_to_ar for config in chosen) == max(found.ratios.values())
     assert found.static_ratio <= found.by_trace <= found.by_block
     tables = [player.table(config) for config in chosen]

@@ -23,9 +23,9 @@ from tuning.report import paper_decodings, plots, writer
 from tuning.report.paper_decodings import decode
 from tuning.report.study_data import StudyData
 from tuning.research import paper_claims
-from tuning.research.modelled_speeds import Stage
+from tuning.research.modelled_speeds import TierPair
 from tuning.research.paper_claims import CONFIRMED, REFUTED, UNMEASURED, UNTOLD
-from tuning.research.paper_runs import SETTINGS, Decodings, Run, Setting
+from tuning.research.paper_runs import SETTINGS, PaperRun, PaperRuns, Setting
 
 QUESTIONS = 5
 ANSWERED = 12  # of the made-up decodings
@@ -58,12 +58,12 @@ def decoded(
     seconds=lambda method, q, t, i: 1.0,
     drift=lambda method, q, t, i: 0.0,
     score=lambda method, q, t, i: 1.0,
-) -> Decodings:
+) -> PaperRuns:
     """Decodings as some machine might have given them; every setting wrote ten tokens per question."""
     questions = []
     for i in range(ANSWERED):
         runs = {
-            s.key: Run(
+            s.key: PaperRun(
                 seconds(s.method, s.tau_Q, s.tau_T, i),
                 10,
                 drift(s.method, s.tau_Q, s.tau_T, i),
@@ -73,9 +73,9 @@ def decoded(
             )
             for s in SETTINGS
         }
-        questions.append({"ar": Run(2.0, 10, score=1.0), **runs})
+        questions.append({"ar": PaperRun(2.0, 10, score=1.0), **runs})
     config = study.modelled.best_lengths(study.modelled.pyramid_route)
-    return Decodings(config, paper_decodings.made_with(study), questions)
+    return PaperRuns(config, paper_decodings.made_with(study), questions)
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
@@ -101,7 +101,7 @@ def html(profile, tmp_path_factory) -> Path:
 
 
 def test_acceptance_counts_what_the_traces_hold(study) -> None:
-    stage = Stage(1, 2)
+    stage = TierPair(1, 2)
     by_tau = study.modelled.acceptance_by_tau(stage, (0.0, 0.7))
     traces = study.prior.traces
     agree = [a == b for trace in traces for a, b in zip(trace.top[1], trace.ids)]
@@ -247,7 +247,7 @@ def test_decodings_measure_and_go_on(profile, family, monkeypatch) -> None:
     done: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         decode(StudyData.load(profile), family, progress=impatient)
-    kept = Decodings.load(path)
+    kept = PaperRuns.load(path)
     assert len(kept) == 1 and done[0] == 3 * QUESTIONS
     found = decode(StudyData.load(profile), family, progress=silent)
     assert len(found) == QUESTIONS and found.questions[0] == kept.questions[0]

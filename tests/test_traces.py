@@ -24,7 +24,7 @@ from tuning.traces import __main__ as traces_command
 from tuning.traces import format as trace_format
 from tuning.traces import recording
 from tuning.traces.format import DIVERGENCES, Header, TraceSet
-from tuning.traces.ngram_index import Copies
+from tuning.traces.ngram_index import NgramIndex
 from tuning.traces.recording import record, record_task, tier_infos
 
 PROMPTS = [[BOS, 10, 11, 12], [BOS, 20, 5, 9, 7]]
@@ -108,7 +108,7 @@ def test_copies_are_what_the_lookup_finds_from_every_block_start(sizes) -> None:
     found = departed = 0
     for _ in range(6):
         text = rng.integers(0, 4, 40).tolist()
-        copies = Copies(text, 8, *sizes, usable_ids=3)
+        copies = NgramIndex(text, 8, *sizes, usable_ids=3)
         departures = set(copies.departures())
         for verified in range(33):
             drafter = LookupDrafter(Lookup(*sizes), 0, 3)

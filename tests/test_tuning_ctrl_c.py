@@ -11,8 +11,8 @@ from optuna.storages._heartbeat import HeartbeatThread
 from optuna.trial import TrialState
 
 from tests.toy_worker import open_toy
-from tuning.study.interrupts import CtrlC
-from tuning.study.trial_queue import SharedTrials
+from tuning.study.interrupts import DeferredInterrupt
+from tuning.study.trial_queue import TrialQueue
 
 pytestmark = pytest.mark.usefixtures("ctrl_c_works")
 
@@ -24,7 +24,7 @@ def press() -> None:
 def test_it_is_held_back_until_the_end() -> None:
     reached = False
     with pytest.raises(KeyboardInterrupt):
-        with CtrlC() as ctrl_c:
+        with DeferredInterrupt() as ctrl_c:
             press()
             reached = True
     assert reached and ctrl_c.pressed and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -33,7 +33,7 @@ def test_it_is_held_back_until_the_end() -> None:
 def test_it_comes_at_once_where_it_is_let_in_and_only_once() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):
-        with CtrlC() as ctrl_c:
+        with DeferredInterrupt() as ctrl_c:
             with ctrl_c.let_in():
                 try:
                     press()
@@ -45,7 +45,7 @@ def test_it_comes_at_once_where_it_is_let_in_and_only_once() -> None:
 
 
 def test_one_from_before_comes_as_soon_as_it_is_let_in() -> None:
-    with CtrlC() as ctrl_c:
+    with DeferredInterrupt() as ctrl_c:
         press()
         with pytest.raises(KeyboardInterrupt):
             with ctrl_c.let_in():
@@ -56,7 +56,7 @@ def test_one_from_before_comes_as_soon_as_it_is_let_in() -> None:
 def test_who_ignores_it_goes_on_ignoring_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with CtrlC() as ctrl_c:
+        with DeferredInterrupt() as ctrl_c:
             press()
         assert not ctrl_c.pressed and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -87,7 +87,7 @@ def test_no_moment_leaves_a_thread_or_a_trial_behind(tmp_path, monkeypatch, mome
             pytest.fail("Ctrl-C was lost")
         return float(value)
 
-    shared = SharedTrials(opened, 3, objective)
+    shared = TrialQueue(opened, 3, objective)
     with pytest.raises(KeyboardInterrupt):
         shared.run()
     assert set(threading.enumerate()) <= threads

@@ -16,11 +16,11 @@ from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from tuning.study import trial_table
 from tuning.study.benchmark import Timed
-from tuning.study.objective import Limits, Objective, Question, Tally, agreement, ask
+from tuning.study.objective import Limits, Objective, PairedTimings, Question, agreement, ask
 from tuning.study.prior import Prediction
 from tuning.study.profile_builder import make_profile, with_spare_stages
-from tuning.study.rerun import play_finals
-from tuning.study.search_space import Space
+from tuning.study.rerun import rerun_best
+from tuning.study.search_space import SearchSpace
 from tuning.tasks.formats import Example
 from tuning.tasks.scorers import make_scorer
 from tuning.tasks.task import Task
@@ -89,7 +89,14 @@ def objective(method: str, own: str = "Answer: B", limits: Limits | None = None,
     questions = [Question(one, [[5]], [[0]]) for one in EXAMPLES]
     task = Task("t", "a task", "", EXAMPLES, 8, False, make_scorer("choice", False))
     return Objective(
-        bench, questions, Space.of(METHODS[method], 3, ROUTES), FakePrior(), task, limits or Limits(), "me", **fields
+        bench,
+        questions,
+        SearchSpace.of(METHODS[method], 3, ROUTES),
+        FakePrior(),
+        task,
+        limits or Limits(),
+        "me",
+        **fields,
     )
 
 
@@ -181,7 +188,7 @@ def test_agreement_counts_up_to_the_first_difference() -> None:
 
 
 def test_the_total_counts_long_prompts_more() -> None:
-    tally = Tally()
+    tally = PairedTimings()
     for ar, own in ((1.0, 1.0), (9.0, 3.0)):
         runs = (Timed([1] * 4, seconds, GenerationStats(blocks=[]), []) for seconds in (ar, own))
         tally.ar.append(next(runs))
@@ -191,7 +198,7 @@ def test_the_total_counts_long_prompts_more() -> None:
 
 
 def test_a_hiccup_does_not_decide() -> None:
-    tally = Tally()
+    tally = PairedTimings()
     for i in range(12):
         ar, own = 30.0 if i == 5 else 2.0, 40.0 if i == 7 else 1.0
         tally.add(Timed([1] * 4, ar, blocks=[(ar, 4)]), Timed([1] * 4, own, blocks=[(own, 4)]), answer_tokens=4)
@@ -267,17 +274,17 @@ def finalists() -> list:
 
 def test_finals_measure_everyone_on_the_same_prompts() -> None:
     bench = FakeBench("pyramid")
-    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
+    rerun = rerun_best(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
     assert bench.order == ["ar", "own", "own", "hf", "own", "own", "hf", "ar"]
-    assert finals.tallies[finals.winner].ratio == 2.0 and finals.over_hugging_face(finals.winner) == 4.0
-    assert finals.over_other_targets(finals.winner) == {}
+    assert rerun.tallies[rerun.winner].ratio == 2.0 and rerun.over_hugging_face(rerun.winner) == 4.0
+    assert rerun.over_other_targets(rerun.winner) == {}
 
 
 def test_finals_time_the_familys_other_targets_in_the_same_rotation() -> None:
     bench, other = FakeBench("pyramid"), FakeBench("pyramid")
     other.order, other.timed = bench.order, lambda name, ids: FakeBench.timed(other, "other", ids)
     other.seconds["other"] = 0.5
-    finals = play_finals(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": other})
+    rerun = rerun_best(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": other})
     assert bench.order == [
         "other",
         "ar",
@@ -291,7 +298,7 @@ def test_finals_time_the_familys_other_targets_in_the_same_rotation() -> None:
         "hf",
         "ar",
     ]  # warmed up first
-    assert finals.over_other_targets(finals.winner) == {"int4": 0.5} and finals.over_hugging_face(finals.winner) == 4.0
+    assert rerun.over_other_targets(rerun.winner) == {"int4": 0.5} and rerun.over_hugging_face(rerun.winner) == 4.0
 
 
 def profile_of(own_seconds: float, monkeypatch):
@@ -309,13 +316,13 @@ def profile_of(own_seconds: float, monkeypatch):
         models=(None, None, None),
         sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}},
     )
-    finals = play_finals(
+    rerun = rerun_best(
         bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")}
     )
     prior = SimpleNamespace(costs=None)
     score = {"value": 0.5, "low": 0.1, "high": 0.9, "n": 2, "label": "x"}
     return make_profile(
-        "t", family, bench, prior, finals.finalists[finals.winner], finals, score, {"trials": 1, "target": "int8"}
+        "t", family, bench, prior, rerun.finalists[rerun.winner], rerun, score, {"trials": 1, "target": "int8"}
     )
 
 

@@ -12,10 +12,10 @@ from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import METHODS
 from tuning.study.prior import Prediction
 from tuning.study.sampler import PriorSampler, _regress, expected_improvement
-from tuning.study.search_space import Space
+from tuning.study.search_space import SearchSpace
 
 ROUTES = ((2,), (0, 2), (1, 2), (0, 1, 2))
-SPACE = Space.of(METHODS["pyramid"], 3, ROUTES)
+SPACE = SearchSpace.of(METHODS["pyramid"], 3, ROUTES)
 CANDIDATES = SPACE.candidates()
 
 
@@ -71,7 +71,7 @@ def test_a_wrong_prior_is_corrected_in_a_few_trials() -> None:
 
 
 def test_nothing_is_tried_twice_until_everything_was() -> None:
-    small = Space.of(METHODS["sd"], 2, ((1,), (0, 1)))
+    small = SearchSpace.of(METHODS["sd"], 2, ((1,), (0, 1)))
     grid = small.candidates()
 
     class Flat:

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from tests.toy_worker import DEADLY, QUEUED, open_toy
 from tuning.study import storage
 from tuning.study.locks import Lock
-from tuning.study.trial_queue import SharedTrials
+from tuning.study.trial_queue import TrialQueue
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -70,7 +70,7 @@ def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_
 
 
 def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> None:
-    other = threading.Thread(target=SharedTrials(open_toy(url), 1, _objective).run)
+    other = threading.Thread(target=TrialQueue(open_toy(url), 1, _objective).run)
 
     def let_the_other_try() -> None:
         if other.ident is None:
@@ -78,7 +78,7 @@ def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> N
             other.join(timeout=0.5)  # long enough for one that no lock holds back
 
     opened = open_toy(url)
-    SharedTrials(opened, 1, _objective, prepare_sampler=let_the_other_try).run()
+    TrialQueue(opened, 1, _objective, prepare_sampler=let_the_other_try).run()
     other.join()
     assert [trial.state for trial in opened.study.trials] == [TrialState.COMPLETE]
 
@@ -105,7 +105,7 @@ def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url, heartbeat
     opened.study.enqueue_trial({"x": 5})
     with pytest.warns(UserWarning, match="Heartbeat of storage is supposed to be used with Study.optimize"):
         opened.study.ask()  # running, and nobody will ever say that it lives
-    SharedTrials(opened, 2, _objective).run()
+    TrialQueue(opened, 2, _objective).run()
     trials = opened.study.trials
     assert [trial.state for trial in trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
     assert trials[1].params == {"x": 5}
@@ -125,7 +125,7 @@ def test_a_suspended_worker_drops_what_others_gave_up_on(url, heartbeat, capsys,
                 trial.report(1.0, 0)
         return value
 
-    SharedTrials(opened, 3, objective).run()
+    TrialQueue(opened, 3, objective).run()
     states = [trial.state for trial in opened.study.trials]
     assert states == [TrialState.FAIL] + [TrialState.COMPLETE] * 3
     assert "Trial 0 took no sign of life for too long" in capsys.readouterr().err
@@ -136,7 +136,7 @@ def test_a_real_error_ends_the_worker(url, heartbeat) -> None:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        SharedTrials(open_toy(url), 3, objective).run()
+        TrialQueue(open_toy(url), 3, objective).run()
     other = Lock(storage.checked_url(url), "toy")
     other.acquire(waiting=lambda: pytest.fail("the lock was kept"))
     other.release()
@@ -146,7 +146,7 @@ def test_enough_ends_a_study_but_not_its_queue(url, heartbeat) -> None:
     opened = open_toy(url)
     for value in (1, 2):
         opened.study.enqueue_trial({"x": value})
-    SharedTrials(opened, 9, _objective, enough=lambda: True).run()
+    TrialQueue(opened, 9, _objective, enough=lambda: True).run()
     assert [trial.params["x"] for trial in opened.study.trials] == [1, 2]
 
 

@@ -17,7 +17,7 @@ import torch
 from adaptive_pyramid.decoding.drafters import Lookup
 from adaptive_pyramid.models.families import Family
 from tests.tiny import graded_family, tiny_tokenizer
-from tuning.study.runner import Outcome, run_search
+from tuning.study.runner import SearchResult, run_search
 from tuning.study.settings import Settings
 
 QUESTIONS, TOKENS = 2, 8
@@ -52,7 +52,9 @@ def _die_once(marker: Path, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def search(out: Path, trials: int = 4, method: str = "pyramid", family: Family | None = None, **settings) -> Outcome:
+def search(
+    out: Path, trials: int = 4, method: str = "pyramid", family: Family | None = None, **settings
+) -> SearchResult:
     chosen = {"questions": QUESTIONS, "max_new_tokens": TOKENS, **settings}
     return run_search(
         Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen), family or tiny_family()

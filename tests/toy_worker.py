@@ -20,7 +20,7 @@ from pathlib import Path
 import optuna
 
 from tuning.study import storage
-from tuning.study.trial_queue import SharedTrials
+from tuning.study.trial_queue import TrialQueue
 
 QUEUED, ONCE, DEADLY = 6, 3, 4
 
@@ -53,7 +53,7 @@ def work(url: str, total: int, folder: Path, workers: int) -> None:
         (folder / f"measured-{value}-{uuid.uuid4().hex}-{os.getpid()}").touch()
         return float(value)
 
-    SharedTrials(opened, total, objective).run()
+    TrialQueue(opened, total, objective).run()
 
 
 if __name__ == "__main__":

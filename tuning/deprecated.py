@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 
-def forward(old: str, new: str, name: str) -> Any:
-    """What `old.name` is now. `old`, `new`: names of modules."""
+def forward(old: str, new: str, name: str, renamed: str | None = None) -> Any:
+    """What `old.name` is now. `old`, `new`: names of modules. `renamed`: its name there, if that is another."""
     if name.startswith("__"):
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
-    found = getattr(import_module(new), name)
-    warnings.warn(f"{old}.{name} is now {new}.{name}", DeprecationWarning, stacklevel=3)
+    found = getattr(import_module(new), renamed or name)
+    warnings.warn(f"{old}.{name} is now {new}.{renamed or name}", DeprecationWarning, stacklevel=3)
     return found

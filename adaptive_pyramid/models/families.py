@@ -41,7 +41,7 @@ from adaptive_pyramid.yaml_file import read_yaml
 
 __all__ = ["Family", "FamilyUnavailable", "TierReport", "load", "names", "other_targets"]
 
-_SHIPPED = Path(__file__).with_name("families")
+_SHIPPED = Path(__file__).with_name("family_files")
 _SOURCES = ("repo", "wheel", "from", "lookup")
 _TIER_KEYS = ("name", *_SOURCES, "revision", "quantize", "layers")
 _WHEEL_KEYS = tuple(Wheel.__dataclass_fields__)

@@ -1,12 +1,12 @@
 """The recursion of decoding, over recorded positions instead of models, for every block of a trace set at once.
 
-`decoding.tiers` asks models; this asks the jump tables of `FlatTraces`. What it mirrors, line by line: rounds that
+`decoding.tiers` asks models; this asks the jump tables of `PositionIndex`. What it mirrors, line by line: rounds that
 overshoot, `cap` as the only clip, EOS, early stops, abstaining lookups, tiers that leave the route at their limits, and
 how much of its text each cache still holds (that decides the width of a forward).
 
 Along the recorded text everything is exact. A mid tier that prefers another token than the target wrote leaves the text
 within its block; what it and the tiers below do from there until the target corrects it is drawn from acceptance rates
-(`FlatTraces.off_refusal`), and the block is marked `estimated`. Tokens and target passes never depend on it.
+(`PositionIndex.off_refusal`), and the block is marked `estimated`. Tokens and target passes never depend on it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig, Route, StageConfig
 from adaptive_pyramid.decoding.method import Method
-from tuning.replay.block_table import BlockTable, Books, Offer, Prices
-from tuning.replay.position_index import FAR, FlatTraces
+from tuning.replay.block_table import BlockTable, ForwardBookkeeper, Offer, Prices
+from tuning.replay.position_index import FAR, PositionIndex
 from tuning.traces.format import Header
 
 
 def block_table(
-    flat: FlatTraces,
+    flat: PositionIndex,
     config: PyramidConfig,
     method: Method,
     prices: Prices,
@@ -45,11 +45,11 @@ def block_table(
     table = BlockTable.empty(starts, [tier for tier in config.tiers if tier in flat.header.models], details)
     for route, lanes in _routes(flat, config, starts):
         own = config.with_route(route)
-        _Blocks(flat, own, method, table, Books(table, own.tiers, prices, overhead)).run(lanes)
+        _Blocks(flat, own, method, table, ForwardBookkeeper(table, own.tiers, prices, overhead)).run(lanes)
     return table
 
 
-def block_tokens(flat: FlatTraces, config: PyramidConfig, method: Method) -> np.ndarray:
+def block_tokens(flat: PositionIndex, config: PyramidConfig, method: Method) -> np.ndarray:
     """int [positions]: tokens of the block that starts at each position; nothing else, so in a fraction of the time.
 
     They depend on nothing that happens off the recorded text.
@@ -68,7 +68,12 @@ class _Blocks:
     """
 
     def __init__(
-        self, flat: FlatTraces, config: PyramidConfig, method: Method, table: BlockTable, books: Books | None
+        self,
+        flat: PositionIndex,
+        config: PyramidConfig,
+        method: Method,
+        table: BlockTable,
+        books: ForwardBookkeeper | None,
     ) -> None:
         self.flat, self.config, self.table, self.books = flat, config, table, books
         self.method = method
@@ -318,7 +323,7 @@ def _check(config: PyramidConfig, header: Header) -> None:
             )
 
 
-def _routes(flat: FlatTraces, config: PyramidConfig, starts: np.ndarray) -> Iterator[tuple[Route, np.ndarray]]:
+def _routes(flat: PositionIndex, config: PyramidConfig, starts: np.ndarray) -> Iterator[tuple[Route, np.ndarray]]:
     """The route without the tiers that cannot read the text any more, and the rows it holds for."""
     below = [tier for tier in config.tiers[:-1] if tier in flat.header.models]
     lost = np.array([flat.room(tier, starts) < 0 for tier in below], bool).reshape(len(below), len(starts))

@@ -119,7 +119,7 @@ class BlockTable:
         )
 
 
-class Books:
+class ForwardBookkeeper:
     """Enters the forwards of one route into a table. `lane` arrays index its rows, free of repeats; `pos` are slots.
 
     overhead: seconds per verification outside the models.

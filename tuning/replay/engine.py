@@ -24,7 +24,7 @@ from adaptive_pyramid.throughput import Acceptance, CostModel
 from tuning.replay.block_simulation import block_table, block_tokens, compares_copies
 from tuning.replay.block_table import COUNTS, BlockTable, Prices
 from tuning.replay.environment import ReplayEnvironment
-from tuning.replay.position_index import FAR, AcceptanceEstimate, FlatTraces, compared_below_target, next_true
+from tuning.replay.position_index import FAR, AcceptanceEstimate, PositionIndex, compared_below_target, next_true
 from tuning.replay.trace_transforms import drifted, sampled
 from tuning.replay.what_if_costs import CostTable
 from tuning.traces.format import TraceSet
@@ -137,7 +137,7 @@ class Replay:
         self.prices = Prices(self.costs, self.header, widest)
         _check_acceptance(acceptance, self.method, do_sample)
         divergence = self.method.divergence if "fuzzy" in (self.method.lower, self.method.top) else "js"
-        self.flat = FlatTraces(traces, divergence, seed, acceptance)
+        self.flat = PositionIndex(traces, divergence, seed, acceptance)
         if do_sample:
             self.flat = sampled(self.flat, self.method.coupled, seed)
         self._details: dict[PyramidConfig, tuple[BlockTable, np.ndarray]] = {}

@@ -13,7 +13,7 @@ from adaptive_pyramid.control.controller import RequestInfo
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.stats import SHADOW_LENGTH, BlockStats, Forward, Shadow, Verification
 from tuning.replay.block_table import BlockTable, Event, Prices
-from tuning.replay.position_index import FlatTraces
+from tuning.replay.position_index import PositionIndex
 from tuning.traces.format import TraceSet
 
 
@@ -21,7 +21,7 @@ class Blocks(Protocol):
     """What an environment asks of `engine.Replay`, which makes it; the engine's docstrings say what each is."""
 
     traces: TraceSet
-    flat: FlatTraces
+    flat: PositionIndex
     method: Method
     prices: Prices
     overhead: float

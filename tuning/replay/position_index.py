@@ -15,7 +15,7 @@ import numpy as np
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.errors import unknown_name
 from tuning.traces.format import DIVERGENCES, NOTHING, TraceSet
-from tuning.traces.ngram_index import Copies
+from tuning.traces.ngram_index import NgramIndex
 
 FAR = 1 << 30
 NO_TOKEN = -2  # equal to no id of the text, and not NOTHING
@@ -31,7 +31,7 @@ class AcceptanceEstimate(Protocol):
         """Per trace, float [N]: how likely the verifier accepts the proposer's token at each position."""
 
 
-class FlatTraces:
+class PositionIndex:
     """Arrays over slots; trace t owns the slots from `first[t]` to `first[t] + max_new_tokens`, the last one empty.
 
     Args:
@@ -76,7 +76,7 @@ class FlatTraces:
         self.copy_end: np.ndarray | None = (
             None  # next slot at which a lookup's token is refused although it is the text's
         )
-        self._copies: list[dict[int, Copies]] = [{} for _ in traces]
+        self._copies: list[dict[int, NgramIndex]] = [{} for _ in traces]
         self._tables: dict[Any, Any] = {}
 
     def _flat(self, of: Callable[[Any], np.ndarray], fill: float) -> np.ndarray:
@@ -92,9 +92,9 @@ class FlatTraces:
             self._tables[key] = make()
         return self._tables[key]
 
-    def retold(self, **changes: Any) -> FlatTraces:
+    def transformed(self, **changes: Any) -> PositionIndex:
         """The same text with other attributes, `top` say: how sampling and drift are estimated (`tuning.retelling`)."""
-        other = object.__new__(FlatTraces)
+        other = object.__new__(PositionIndex)
         other.__dict__.update(self.__dict__, **changes, _tables={})
         return other
 
@@ -251,11 +251,11 @@ class FlatTraces:
         match, token = copies.match(position, source)
         return copies.available(position, source), match, token if token >= 0 else NO_TOKEN
 
-    def _copies_of(self, tier: int, slot: int) -> Copies:
+    def _copies_of(self, tier: int, slot: int) -> NgramIndex:
         index = int(self.trace[slot])
         if tier not in self._copies[index]:
             trace, info = self.traces[index], self.header.tiers[tier]
-            self._copies[index][tier] = Copies(
+            self._copies[index][tier] = NgramIndex(
                 [*trace.prompt.tolist(), *trace.ids.tolist()], len(trace.prompt), *info.lookup, info.usable_ids
             )
         return self._copies[index][tier]

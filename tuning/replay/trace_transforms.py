@@ -9,10 +9,10 @@ import numpy as np
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.method import Method
-from tuning.replay.position_index import FlatTraces, next_true
+from tuning.replay.position_index import PositionIndex, next_true
 
 
-def drifted(flat: FlatTraces, config: PyramidConfig, method: Method) -> tuple[FlatTraces, np.ndarray]:
+def drifted(flat: PositionIndex, config: PyramidConfig, method: Method) -> tuple[PositionIndex, np.ndarray]:
     """A target stage that accepts within tau, as if the text went on alike behind a drifting token.
 
     Returns:
@@ -31,10 +31,10 @@ def drifted(flat: FlatTraces, config: PyramidConfig, method: Method) -> tuple[Fl
     loose = (flat.divergence(name, proposer, target) <= tau) & (best != flat.ids)
     top = {tier: np.where(loose & (ids == best), flat.ids, ids) for tier, ids in flat.top.items()}
     drift[loose] = flat.divergence("tv" if flat.sampling else "logit_gap", proposer, target)[loose]
-    return flat.retold(top=top), drift
+    return flat.transformed(top=top), drift
 
 
-def sampled(flat: FlatTraces, coupled: bool, seed: int = 0) -> FlatTraces:
+def sampled(flat: PositionIndex, coupled: bool, seed: int = 0) -> PositionIndex:
     """Sampling: tiers agree with the probability that their recorded distributions allow, drawn once per position.
 
     Two tiers agree with probability 1 - TV under an exact test (arXiv 2211.17192) and at least (1 - TV) / (1 + TV) when
@@ -65,4 +65,4 @@ def sampled(flat: FlatTraces, coupled: bool, seed: int = 0) -> FlatTraces:
             top[tier] = np.where(same, top[above], top[tier])
         above = tier
     written = np.nan_to_num(np.exp(flat.logprob_of_text()), nan=0.0)
-    return flat.retold(top=top, sampling=True, copy_end=next_true(rng.random(flat.size) >= written))
+    return flat.transformed(top=top, sampling=True, copy_end=next_true(rng.random(flat.size) >= written))

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from tuning.report.plots import Picture
+from tuning.report.plots import Plot
 
 # No source but the page itself: a browser enforces what a reader would have to believe.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -93,7 +93,7 @@ def tiles(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(boxes)}</div>'
 
 
-def figure(drawn: Picture, title: str, caption: str, kind: str) -> str:
+def figure(drawn: Plot, title: str, caption: str, kind: str) -> str:
     """A picture in both schemes; `kind` is "measured", "recorded" or "modelled"."""
     light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (drawn.light, drawn.dark))
     return (

@@ -13,7 +13,7 @@ from adaptive_pyramid.models import families
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.stats import BlockStats
 from tuning.report.study_data import StudyData
-from tuning.research.paper_runs import REFERENCE_TAUS, SETTINGS, TAUS, Decodings, Run
+from tuning.research.paper_runs import REFERENCE_TAUS, SETTINGS, TAUS, PaperRun, PaperRuns
 from tuning.study.benchmark import Bench, Timed
 from tuning.study.objective import Question, ask
 from tuning.study.settings import Settings, choose_examples, questions_digest
@@ -27,12 +27,12 @@ def decodings_path(profile: Path) -> Path:
     return profile.with_suffix(".claims.json")
 
 
-def known(study: StudyData) -> Decodings | None:
+def known(study: StudyData) -> PaperRuns | None:
     """The decodings measured so far; None without any. Raises ValueError if they belong to another study."""
     path = decodings_path(study.path)
     if not path.is_file():
         return None
-    found = Decodings.load(path)
+    found = PaperRuns.load(path)
     if found.made_with != made_with(study):
         raise ValueError(f"{path} was measured for another study; delete it to measure again")
     return found
@@ -69,7 +69,7 @@ def decode(
     data: str | None = None,
     run_code: bool = False,
     progress: Callable[[str, int], Any] = progress_bar,
-) -> Decodings:
+) -> PaperRuns:
     """Measure what is missing, question by question.
 
     Args:
@@ -89,7 +89,7 @@ def decode(
         config = study.modelled.best_lengths(
             study.modelled.pyramid_route, study.modelled.named("psd_f"), REFERENCE_TAUS
         )
-        found = Decodings(config, made_with(study))
+        found = PaperRuns(config, made_with(study))
     settings = study.settings
     if len(found) == settings["questions"]:
         return found
@@ -123,7 +123,7 @@ def _measure(
     question: Question,
     config: PyramidConfig,
     progress: Callable[[], None],
-) -> dict[str, Run]:
+) -> dict[str, PaperRun]:
     """Every setting, and `ar`, on one question."""
     tokens, price = study.settings["max_new_tokens"], study.prior.block_seconds
     alone = Bench(pyramid, study.method, tokens, price)
@@ -157,10 +157,10 @@ def _scorer(bench: Bench, task: Task, question: Question) -> Callable[[Sequence[
     return lambda answers: float(task.per_example([text(answers)], examples)[0])
 
 
-def _run(timed: Sequence[Timed], target: int, score: float) -> Run:
+def _run(timed: Sequence[Timed], target: int, score: float) -> PaperRun:
     blocks: list[BlockStats] = [block for one in timed for block in one.stats.blocks]
     top = [verification for block in blocks for verification in block.verifications if verification.tier == target]
-    return Run(
+    return PaperRun(
         sum(one.seconds for one in timed),
         sum(len(one.ids) for one in timed),
         sum(sum(block.drift) for block in blocks),

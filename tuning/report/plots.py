@@ -44,7 +44,7 @@ DARK = Palette(
 
 
 @dataclass(frozen=True)
-class Picture:
+class Plot:
     """One picture, as PNG in both schemes. alt: what it shows, for those who cannot see it."""
 
     name: str
@@ -75,7 +75,7 @@ def require() -> None:
         raise ImportError("a report needs matplotlib: pip install 'adaptive-pyramid[report]'") from None
 
 
-def picture(name: str, alt: str, painter: Callable[[Any, Palette], None], height: float = 3.4) -> Picture:
+def picture(name: str, alt: str, painter: Callable[[Any, Palette], None], height: float = 3.4) -> Plot:
     """Call `painter(figure, palette)` for both schemes; `height` in inches."""
     require()
     import matplotlib
@@ -89,7 +89,7 @@ def picture(name: str, alt: str, painter: Callable[[Any, Palette], None], height
             file = io.BytesIO()
             figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None})
             files.append(file.getvalue())
-    return Picture(name, alt, *files)
+    return Plot(name, alt, *files)
 
 
 def _style(palette: Palette) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _style(palette: Palette) -> dict[str, Any]:
     }
 
 
-def front(name: str, alt: str, points: Sequence[Point], y_label: str) -> Picture:
+def front(name: str, alt: str, points: Sequence[Point], y_label: str) -> Plot:
     """Speed ratio against score or drift, with intervals, and the front as a line."""
 
     def paint(figure: Any, palette: Palette) -> None:
@@ -163,7 +163,7 @@ def front(name: str, alt: str, points: Sequence[Point], y_label: str) -> Picture
     return picture(name, alt, paint)
 
 
-def ranking(name: str, alt: str, points: Sequence[Point], labels: Mapping[int, str]) -> Picture:
+def ranking(name: str, alt: str, points: Sequence[Point], labels: Mapping[int, str]) -> Plot:
     """Trials by speed, with intervals: the front of a method whose output is the target's."""
     ordered = sorted(points, key=lambda point: point.x)
 
@@ -186,7 +186,7 @@ def ranking(name: str, alt: str, points: Sequence[Point], labels: Mapping[int, s
     return picture(name, alt, paint, height=1.1 + 0.24 * len(ordered))
 
 
-def predictions(name: str, alt: str, rows: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Picture:
+def predictions(name: str, alt: str, rows: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Plot:
     """(predicted, measured, low, high) by kind of prediction, with the line where both are equal."""
 
     def paint(figure: Any, palette: Palette) -> None:
@@ -226,7 +226,7 @@ def lines(
     logarithmic: bool = False,
     share: bool = False,
     markers: bool = True,
-) -> Picture:
+) -> Plot:
     """One line per entry over x; `bands` are intervals around them, `share` fixes y to [0, 1]."""
 
     def paint(figure: Any, palette: Palette) -> None:
@@ -250,7 +250,7 @@ def lines(
     return picture(name, alt, paint)
 
 
-def spreads(name: str, alt: str, rows: Mapping[str, Sequence[float]], x_label: str) -> Picture:
+def spreads(name: str, alt: str, rows: Mapping[str, Sequence[float]], x_label: str) -> Plot:
     """A violin with quartiles per row."""
 
     def paint(figure: Any, palette: Palette) -> None:
@@ -284,7 +284,7 @@ def heat_map(
     outlined: Callable[[int, int], bool] = lambda row, column: False,
     lowest_is_best: bool = False,
     digits: int = 2,
-) -> Picture:
+) -> Plot:
     """Numbers in coloured cells, the best one ringed; cells for which `outlined(row, column)` get a frame."""
     best = np.unravel_index(np.argmin(values) if lowest_is_best else np.argmax(values), values.shape)
 

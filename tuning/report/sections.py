@@ -11,12 +11,12 @@ from optuna.trial import FrozenTrial
 
 from adaptive_pyramid.config import Route
 from tuning.report import html, plots
-from tuning.report.plots import Picture, Point
+from tuning.report.plots import Plot, Point
 from tuning.report.study_data import StudyData
 from tuning.research import paper_runs
 from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q
 from tuning.research.paper_claims import UNMEASURED, Claim
-from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, Decodings, Setting
+from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, PaperRuns, Setting
 from tuning.study import trial_table
 
 _FINE_TAUS = tuple(round(0.05 * i, 2) for i in range(21))
@@ -29,10 +29,10 @@ _MODELLED = "Recorded answers replayed and priced; passes off the recorded text 
 class Sections:
     """One report; after `html`, `drawn` holds its pictures in their order."""
 
-    def __init__(self, study: StudyData, decoded: Decodings | None, claims: Sequence[Claim]) -> None:
+    def __init__(self, study: StudyData, decoded: PaperRuns | None, claims: Sequence[Claim]) -> None:
         self.study, self.decoded, self.claims = study, decoded, claims
         self.names = study.names
-        self.drawn: list[Picture] = []
+        self.drawn: list[Plot] = []
 
     def html(self) -> str:
         """The whole page."""
@@ -53,7 +53,7 @@ class Sections:
         title: str,
         kind: str,
         caption: str,
-        draw: Callable[..., Picture],
+        draw: Callable[..., Plot],
         name: str,
         alt: str,
         *values: Any,
@@ -382,7 +382,7 @@ class Sections:
         )
         return text + (self._measured_maps(self.decoded) if self.decoded else "")
 
-    def _measured_maps(self, decoded: Decodings) -> str:
+    def _measured_maps(self, decoded: PaperRuns) -> str:
         totals = [[paper_runs.totals(decoded.runs(Setting("psd_f", q, t).key)) for t in TAUS] for q in TAUS]
         speed, drift, lost = (
             np.array([[cell[name] for cell in row] for row in totals])

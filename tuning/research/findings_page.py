@@ -21,7 +21,7 @@ from tuning.replay.acceptance_model import (
 from tuning.replay.engine import Replay
 from tuning.replay.what_if_costs import CostTable
 from tuning.research import findings_plots, trace_statistics
-from tuning.research.oracle import Hindsight, hindsight
+from tuning.research.oracle import Oracle, oracle_speeds
 from tuning.terminal.progress import note, progress_bar
 from tuning.traces.format import TraceSet
 
@@ -239,9 +239,9 @@ class Page:
                 + "."
             ),
         )
-        found: dict[str, Hindsight] = {}
+        found: dict[str, Oracle] = {}
         for task, one in {**self.by_task, "all": self.traces}.items():
-            found[task] = hindsight(Replay(one, costs, acceptance=self.learned), configs)
+            found[task] = oracle_speeds(Replay(one, costs, acceptance=self.learned), configs)
             progress()
         overall = found["all"].static
         rows, bars = [], {}
@@ -280,7 +280,7 @@ class Page:
             + "."
         )
         suffix = "" if costs is None else f"-{costs.name}"
-        findings_plots.hindsight_bars(
+        findings_plots.oracle_bars(
             self.picture(f"findings-hindsight{suffix}.png", "speed by how often the config may change"), bars
         )
 
@@ -316,7 +316,7 @@ def write_page(traces: TraceSet, folder: Path, costs: CostTable | None = None) -
     page.lengths()
     configs = grid(traces)
     tables = [None, costs] if costs is not None else [None]
-    with progress_bar("hindsight", len(tables) * (len(page.by_task) + 1)) as advance:
+    with progress_bar("oracle", len(tables) * (len(page.by_task) + 1)) as advance:
         for table in tables:
             page.adapting(configs, table, advance)
     page.calibration()

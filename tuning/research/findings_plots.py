@@ -87,7 +87,7 @@ def heat_maps(
     figure.savefig(path, dpi=110)
 
 
-def hindsight_bars(path: Path, bars: Mapping[str, Mapping[str, float]]) -> None:
+def oracle_bars(path: Path, bars: Mapping[str, Mapping[str, float]]) -> None:
     """Speed by how often the config may change. bars: task -> how often -> ratio."""
     figure, axes = _axes(1, 1.9 * max(3, len(bars)))
     kinds = list(next(iter(bars.values())))

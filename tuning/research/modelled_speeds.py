@@ -25,7 +25,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Stage:
+class TierPair:
     """A verifying tier and the tier right below it."""
 
     proposer: int
@@ -87,9 +87,9 @@ class ModelledSpeeds:
         return sorted(self.costs.table)
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[TierPair]:
         """Every tier that can verify, with every tier that can propose to it."""
-        return [Stage(low, high) for high in self.models for low in range(high)]
+        return [TierPair(low, high) for high in self.models for low in range(high)]
 
     @property
     def n_traces(self) -> int:
@@ -108,20 +108,20 @@ class ModelledSpeeds:
         values = np.concatenate([trace.entropy[tier] for trace in self.replay.traces])
         return values[~np.isnan(values)].tolist()
 
-    def rule(self, stage: Stage) -> str:
+    def rule(self, stage: TierPair) -> str:
         """The rule whose tau the pictures vary: the stage's own, or `relaxed` where its own has no tau."""
         own = self.method.rule(stage.verifier == self.target)
         return own if own in ("fuzzy", "relaxed") else "relaxed"
 
-    def acceptance_by_tau(self, stage: Stage, taus: Sequence[float]) -> list[float]:
+    def acceptance_by_tau(self, stage: TierPair, taus: Sequence[float]) -> list[float]:
         """Share of single proposed tokens that the verifier keeps, per tau; proposals along the target's text."""
         return [_share(self._verdicts(stage, tau, 1)[0])[0] for tau in taus]
 
-    def acceptance_by_position(self, stage: Stage, tau: float, length: int) -> list[tuple[float, float, float]]:
+    def acceptance_by_position(self, stage: TierPair, tau: float, length: int) -> list[tuple[float, float, float]]:
         """Per position: (acceptance given that everything before it was accepted, low, high), 95 % Wilson interval."""
         return [_share(position) for position in self._verdicts(stage, tau, length)]
 
-    def _verdicts(self, stage: Stage, tau: float, length: int) -> list[tuple[int, int]]:
+    def _verdicts(self, stage: TierPair, tau: float, length: int) -> list[tuple[int, int]]:
         """Per position of proposals of `length` tokens, one starting at every token of the text: (accepted, tested)."""
         return self._replay(self.method).by_offset(stage.proposer, stage.verifier, self.rule(stage), tau, length)
 

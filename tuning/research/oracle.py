@@ -1,4 +1,4 @@
-"""What adapting could be worth: the best config for all prompts, for each prompt and for each block, in hindsight."""
+"""What adapting could be worth: the best config for all prompts, for each prompt and for each block, known beforehand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuning.replay.engine import Replay
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class Oracle:
     """Speed over target-only decoding, by how often the config may change.
 
     Args:
@@ -30,10 +30,10 @@ class Hindsight:
     ratios: dict[PyramidConfig, float]
 
 
-def hindsight(replay: Replay, configs: Sequence[PyramidConfig]) -> Hindsight:
+def oracle_speeds(replay: Replay, configs: Sequence[PyramidConfig]) -> Oracle:
     """Exhaustively over `configs` (at least one), in the replay's modelled time."""
     if not configs:
-        raise ValueError("hindsight needs at least one config")
+        raise ValueError("an oracle needs at least one config")
     results = [replay.play(config) for config in configs]
     seconds = np.array([result.by_trace["seconds"] for result in results])
     alone = results[0].ar_seconds
@@ -41,7 +41,7 @@ def hindsight(replay: Replay, configs: Sequence[PyramidConfig]) -> Hindsight:
     order = np.argsort(seconds.sum(1), kind="stable")
     ratios = {configs[i]: float(alone / seconds[i].sum()) for i in order}
     static = configs[order[0]]
-    return Hindsight(
+    return Oracle(
         static,
         ratios[static],
         tuple(configs[i] for i in best_each),

@@ -14,7 +14,7 @@ import numpy as np
 
 from adaptive_pyramid.config import route_label
 from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q, ModelledSpeeds, interval
-from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, Decodings, Run, Setting, totals
+from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, PaperRun, PaperRuns, Setting, totals
 
 CONFIRMED, REFUTED, UNTOLD, UNMEASURED = "confirmed", "refuted", "cannot be told here", "not measured"
 MARGIN = 0.02  # speed that pays for nothing: below it, "faster" is not worth a word
@@ -62,7 +62,7 @@ CASCADE = "Speed is not monotone in aggressiveness: past some tau_Q, tokens that
 VARIANTS = "PSD_F is faster than PSD_A, but more variable in speed and in score"
 
 
-def claims(modelled: ModelledSpeeds, decodings: Decodings | None) -> list[Claim]:
+def claims(modelled: ModelledSpeeds, decodings: PaperRuns | None) -> list[Claim]:
     """All five, in the papers' order; those that need decodings are "not measured" without them."""
     route = modelled.pyramid_route
     if route is None:
@@ -79,7 +79,7 @@ def claims(modelled: ModelledSpeeds, decodings: Decodings | None) -> list[Claim]
     return found + [test(decodings, basis(modelled, decodings)) for _, test in measured]
 
 
-def basis(modelled: ModelledSpeeds, decodings: Decodings) -> str:
+def basis(modelled: ModelledSpeeds, decodings: PaperRuns) -> str:
     """Where the measured claims come from, in one sentence."""
     lengths = ", ".join(str(decodings.config.stage(tier).length) for tier in decodings.config.route[1:])
     names = " > ".join(modelled.names[tier] for tier in decodings.config.route)
@@ -125,7 +125,7 @@ def lengths_claim(modelled: ModelledSpeeds) -> Claim:
     return Claim(LENGTHS, reading, verdict if modelled.n_traces >= MIN_PROMPTS else UNTOLD, tuple(numbers), what)
 
 
-def order_claim(decodings: Decodings, source: str) -> Claim:
+def order_claim(decodings: PaperRuns, source: str) -> Claim:
     """The same two values either way round: does the speed spread more over prompts when the larger one is tau_Q?"""
     pairs = [(low, high) for low in TAUS for high in TAUS if low < high]
     kept, broken = ([_speeds(decodings, key(*pair)) for pair in pairs] for key in (_f, lambda low, high: _f(high, low)))
@@ -139,7 +139,7 @@ def order_claim(decodings: Decodings, source: str) -> Claim:
     return Claim(ORDER, reading, more.verdict, numbers, source)
 
 
-def high_tau_claim(decodings: Decodings, source: str) -> Claim:
+def high_tau_claim(decodings: PaperRuns, source: str) -> Claim:
     """The fastest setting above the limit against the fastest at or below it."""
     everything = {(q, t): decodings.runs(_f(q, t)) for q in TAUS for t in TAUS}
 
@@ -171,7 +171,7 @@ def high_tau_claim(decodings: Decodings, source: str) -> Claim:
     return Claim(HIGH_TAU, reading, verdict, numbers, source)
 
 
-def cascade_claim(decodings: Decodings, source: str) -> Claim:
+def cascade_claim(decodings: PaperRuns, source: str) -> Claim:
     """Speed by tau_Q, over all tau_T together: is there a peak inside, and does speed fall behind it?"""
     rows = [_merged([decodings.runs(_f(q, t)) for t in TAUS]) for q in TAUS]
     seconds = [_column(row, "seconds").sum() / _column(row, "tokens").sum() for row in rows]
@@ -190,7 +190,7 @@ def cascade_claim(decodings: Decodings, source: str) -> Claim:
     return Claim(CASCADE, reading, verdict, numbers, source)
 
 
-def variants_claim(decodings: Decodings, source: str) -> Claim:
+def variants_claim(decodings: PaperRuns, source: str) -> Claim:
     """PSD_F with tau_Q = tau_T against PSD_A at the same tau_T."""
     taus = [tau for tau in TAUS if tau > 0]
     fuzzy, assisted = ([decodings.runs(key(tau)) for tau in taus] for key in (lambda tau: _f(tau, tau), _a))
@@ -225,20 +225,20 @@ def _a(tau_T: float) -> str:
     return Setting("psd_a", 0.0, tau_T).key
 
 
-def _column(runs: Sequence[Run], name: str) -> np.ndarray:
+def _column(runs: Sequence[PaperRun], name: str) -> np.ndarray:
     return np.array([getattr(run, name) for run in runs], float)
 
 
-def _speeds(decodings: Decodings, key: str) -> np.ndarray:
+def _speeds(decodings: PaperRuns, key: str) -> np.ndarray:
     """Speed over `ar`, per question."""
     own, ar = decodings.runs(key), decodings.runs("ar")
     return np.array([(a.seconds / a.tokens) / (b.seconds / b.tokens) for a, b in zip(ar, own)])
 
 
-def _merged(settings: Sequence[Sequence[Run]]) -> list[Run]:
+def _merged(settings: Sequence[Sequence[PaperRun]]) -> list[PaperRun]:
     """Several settings as one: sums per question (the mean of scores)."""
     return [
-        Run(
+        PaperRun(
             sum(run.seconds for run in runs),
             sum(run.tokens for run in runs),
             sum(run.drift for run in runs),
@@ -250,13 +250,15 @@ def _merged(settings: Sequence[Sequence[Run]]) -> list[Run]:
     ]
 
 
-def _ratio(slow: Sequence[Run], fast: Sequence[Run]) -> tuple[float, float, float]:
+def _ratio(slow: Sequence[PaperRun], fast: Sequence[PaperRun]) -> tuple[float, float, float]:
     """Speed of `fast` over that of `slow`, with its interval."""
     a, b = ([_column(runs, name) for name in ("seconds", "tokens")] for runs in (slow, fast))
     return interval(lambda drawn: (a[0] @ drawn / (a[1] @ drawn)) / (b[0] @ drawn / (b[1] @ drawn)), len(slow))
 
 
-def _difference(more: Sequence[Run], less: Sequence[Run], value: Callable[[Run], float]) -> tuple[float, float, float]:
+def _difference(
+    more: Sequence[PaperRun], less: Sequence[PaperRun], value: Callable[[PaperRun], float]
+) -> tuple[float, float, float]:
     """Mean over questions of value(more) - value(less), with its interval."""
     differences = np.array([value(a) - value(b) for a, b in zip(more, less)])
     return interval(lambda drawn: differences @ drawn / drawn.sum(), len(differences))

@@ -36,7 +36,7 @@ SETTINGS = (*(Setting("psd_f", q, t) for q in TAUS for t in TAUS), *(Setting("ps
 
 
 @dataclass(frozen=True)
-class Run:
+class PaperRun:
     """One question under one setting.
 
     Args:
@@ -53,7 +53,7 @@ class Run:
 
 
 @dataclass
-class Decodings:
+class PaperRuns:
     """All runs so far, by question; a question is in once every setting has answered it.
 
     Args:
@@ -62,12 +62,12 @@ class Decodings:
 
     config: PyramidConfig
     made_with: dict[str, Any]
-    questions: list[dict[str, Run]] = field(default_factory=list)
+    questions: list[dict[str, PaperRun]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.questions)
 
-    def runs(self, key: str) -> list[Run]:
+    def runs(self, key: str) -> list[PaperRun]:
         """The runs of a setting, or of "ar", by question."""
         return [question[key] for question in self.questions]
 
@@ -82,13 +82,13 @@ class Decodings:
         partial.replace(path)  # Ctrl-C never leaves half a file
 
     @classmethod
-    def load(cls, path: Path) -> Decodings:
+    def load(cls, path: Path) -> PaperRuns:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             return cls(
                 PyramidConfig.from_dict(data["config"]),
                 data["made_with"],
-                [{key: Run(**run) for key, run in question.items()} for question in data["questions"]],
+                [{key: PaperRun(**run) for key, run in question.items()} for question in data["questions"]],
             )
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -96,7 +96,7 @@ class Decodings:
             ) from None
 
 
-def totals(runs: Sequence[Run]) -> Mapping[str, float]:
+def totals(runs: Sequence[PaperRun]) -> Mapping[str, float]:
     """Sums over questions, for people: tokens/s, nats per token, score, tokens lost per 100."""
     tokens = sum(run.tokens for run in runs)
     return {

@@ -22,7 +22,7 @@ CHECKED = {
 
 
 @dataclass(frozen=True)
-class Proposer:
+class ExportedDraft:
     """What drafts for the target, in terms another engine knows.
 
     Args:
@@ -84,7 +84,7 @@ def export(profile: Profile, engine: str) -> Export:
     return result
 
 
-def _proposers(profile: Profile, comments: list[str]) -> list[Proposer]:
+def _proposers(profile: Profile, comments: list[str]) -> list[ExportedDraft]:
     """Who can draft for the target elsewhere, best placed first: two only where the profile itself falls through."""
     route = profile.config.route
     length = profile.config.stage(route[-1]).length
@@ -103,17 +103,17 @@ def _proposers(profile: Profile, comments: list[str]) -> list[Proposer]:
     return usable if len(route) == 2 else usable[:1]
 
 
-def _proposer(profile: Profile, tier: int, length: int) -> Proposer:
+def _proposer(profile: Profile, tier: int, length: int) -> ExportedDraft:
     name = profile.tiers[tier]
     source = profile.revisions.get(name, "")
     if found := re.fullmatch(r"lookup: max_ngram (\d+), min_ngram (\d+)", source):
-        return Proposer(name, length, ngram=(int(found[1]), int(found[2])))
+        return ExportedDraft(name, length, ngram=(int(found[1]), int(found[2])))
     if found := re.fullmatch(r"repo: ([^,]+)(?:, revision: (.+))?", source):
-        return Proposer(name, length, source=found[1], revision=found[2])
-    return Proposer(name, length)
+        return ExportedDraft(name, length, source=found[1], revision=found[2])
+    return ExportedDraft(name, length)
 
 
-def _one(result: Export, proposers: Sequence[Proposer]) -> Proposer:
+def _one(result: Export, proposers: Sequence[ExportedDraft]) -> ExportedDraft:
     if len(proposers) > 1:
         result.comments.append(
             f"this engine takes one proposer: {proposers[1].name!r} is left out, which the profile "
@@ -122,7 +122,7 @@ def _one(result: Export, proposers: Sequence[Proposer]) -> Proposer:
     return proposers[0]
 
 
-def _hugging_face(result: Export, proposers: Sequence[Proposer], profile: Profile) -> None:
+def _hugging_face(result: Export, proposers: Sequence[ExportedDraft], profile: Profile) -> None:
     proposer = _one(result, proposers)
     result.comments.append("keys of a GenerationConfig, or keywords of generate()")
     if proposer.ngram:
@@ -139,7 +139,7 @@ def _hugging_face(result: Export, proposers: Sequence[Proposer], profile: Profil
     result.options = json.dumps({"do_sample": profile.do_sample, **options})
 
 
-def _vllm(result: Export, proposers: Sequence[Proposer], profile: Profile) -> None:
+def _vllm(result: Export, proposers: Sequence[ExportedDraft], profile: Profile) -> None:
     proposer = _one(result, proposers)
     if proposer.ngram:
         options = {
@@ -155,7 +155,7 @@ def _vllm(result: Export, proposers: Sequence[Proposer], profile: Profile) -> No
     result.options = f"--speculative-config {shlex.quote(json.dumps(options))}"
 
 
-def _llama_cpp(result: Export, proposers: Sequence[Proposer], profile: Profile) -> None:
+def _llama_cpp(result: Export, proposers: Sequence[ExportedDraft], profile: Profile) -> None:
     kinds, flags = [], []
     for proposer in proposers:
         if proposer.ngram:
@@ -182,7 +182,7 @@ def _llama_cpp(result: Export, proposers: Sequence[Proposer], profile: Profile) 
     result.options = shlex.join(["--spec-type", ",".join(kinds), *map(str, flags)])
 
 
-def _sglang(result: Export, proposers: Sequence[Proposer], profile: Profile) -> None:
+def _sglang(result: Export, proposers: Sequence[ExportedDraft], profile: Profile) -> None:
     proposer = _one(result, proposers)
     # Its draft tokens are counted with the one that the target itself gave.
     if proposer.ngram:
@@ -218,7 +218,7 @@ def _sglang(result: Export, proposers: Sequence[Proposer], profile: Profile) -> 
 ENGINES = {"hf": _hugging_face, "vllm": _vllm, "llamacpp": _llama_cpp, "sglang": _sglang}
 
 
-def _model(proposer: Proposer) -> str:
+def _model(proposer: ExportedDraft) -> str:
     return f"{proposer.source!r}" + (f" at revision {proposer.revision!r}" if proposer.revision else "")
 
 

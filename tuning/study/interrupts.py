@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class CtrlC:
+class DeferredInterrupt:
     """A context that holds Ctrl-C back: KeyboardInterrupt comes in `let_in`, or when the context ends.
 
     It changes nothing outside the main thread, which alone gets signals, nor where Ctrl-C is ignored or has a handler
@@ -29,7 +29,7 @@ class CtrlC:
         self._open = False
         self._holds = False
 
-    def __enter__(self) -> CtrlC:
+    def __enter__(self) -> DeferredInterrupt:
         self.pressed = False
         self._holds = (
             threading.current_thread() is threading.main_thread()

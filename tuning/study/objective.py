@@ -15,7 +15,7 @@ from adaptive_pyramid.prompts import prompt_ids
 from adaptive_pyramid.stats import BlockStats, GenerationStats
 from tuning.study.benchmark import Bench, Timed, in_rotation, ratio_interval
 from tuning.study.prior import Prior
-from tuning.study.search_space import Space
+from tuning.study.search_space import SearchSpace
 from tuning.study.settings import Limits
 from tuning.tasks.formats import Example
 from tuning.tasks.scorers import Agreement, Score, paired_bootstrap
@@ -57,7 +57,7 @@ def ask(
 
 
 @dataclass
-class Tally:
+class PairedTimings:
     """A config's timed runs beside target-only ones on the same prompts."""
 
     ar: list[Timed] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Objective:
     """Speed of a config as a ratio to `ar`: what the study maximises; speed and score with `with_score`.
 
     Everything else a trial measured stands in its user attributes: "config" and "predicted_ratio", "formula_ratio",
-    then those of `Tally.to_dict`, then "score" (as in a profile), "score_loss" and "worker".
+    then those of `PairedTimings.to_dict`, then "score" (as in a profile), "score_loss" and "worker".
 
     Args:
         worker: who measures, for the record. progress: called after each question. interruptible: a context for what
@@ -132,7 +132,7 @@ class Objective:
 
     bench: Bench
     questions: Sequence[Question]
-    space: Space
+    space: SearchSpace
     prior: Prior
     task: Task
     limits: Limits
@@ -160,7 +160,7 @@ class Objective:
         trial.set_user_attr("formula_ratio", predicted.formula_ratio)
         trial.set_user_attr("worker", self.worker)
         claimed()
-        tally = Tally()
+        tally = PairedTimings()
         for index, question in enumerate(self.questions):
             for prompt, answer in zip(question.prompts, question.answers):
                 runs = (lambda: self.bench.ar_at_its_pace(prompt), lambda: self.bench.run(prompt, config))

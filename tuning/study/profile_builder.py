@@ -14,7 +14,7 @@ from adaptive_pyramid.models.families import source_text
 from adaptive_pyramid.profile import Profile
 from tuning.study.benchmark import Bench
 from tuning.study.prior import Prior
-from tuning.study.rerun import Finals
+from tuning.study.rerun import Rerun
 from tuning.study.trial_table import config_of
 
 
@@ -24,21 +24,21 @@ def make_profile(
     bench: Bench,
     prior: Prior,
     trial: FrozenTrial,
-    finals: Finals | None,
+    rerun: Rerun | None,
     ar_score: Mapping[str, Any],
     study: Mapping[str, Any],
 ) -> Profile:
     """The profile of a trial's config; of target-only decoding if the config turned out no faster.
 
-    `finals` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
+    `rerun` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
     device which; it holds no cost table, because control would take that for this machine's.
     """
     config = config_of(trial)
-    if finals is None:
+    if rerun is None:
         seen, ratio_hf, ratios = dict(trial.user_attrs), None, {}
     else:
-        seen, ratio_hf = finals.tallies[finals.winner].to_dict(), finals.over_hugging_face(finals.winner)
-        ratios = finals.over_other_targets(finals.winner)
+        seen, ratio_hf = rerun.tallies[rerun.winner].to_dict(), rerun.over_hugging_face(rerun.winner)
+        ratios = rerun.over_other_targets(rerun.winner)
     measured: dict[str, Any] = {
         "speed_ratio": seen["ratio"],
         "speed_ratio_interval": list(seen["ratio_interval"]),

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from optuna.trial import FrozenTrial
 
 from tuning.study.benchmark import Bench, Timed, in_rotation
-from tuning.study.objective import Question, Tally
+from tuning.study.objective import PairedTimings, Question
 from tuning.study.trial_table import config_of
 
 FINALISTS = 3
-FINAL_QUESTIONS = 6  # enough to undo most of the luck, and half a trial's time per finalist
+RERUN_QUESTIONS = 6  # enough to undo most of the luck, and half a trial's time per finalist
 
 
 @dataclass
-class Finals:
+class Rerun:
     """Everything timed in turn on the same prompts: fresh numbers, free of the luck that made a trial the best of many.
 
     Args:
@@ -25,7 +25,7 @@ class Finals:
     """
 
     finalists: list[FrozenTrial]
-    tallies: list[Tally]
+    tallies: list[PairedTimings]
     hugging_face: list[Timed] = field(default_factory=list)
     other_targets: dict[str, list[Timed]] = field(default_factory=dict)
 
@@ -46,18 +46,18 @@ class Finals:
         return self.tallies[index].to_dict()["tokens_per_second"] / theirs
 
 
-def play_finals(
+def rerun_best(
     bench: Bench,
     questions: Sequence[Question],
     finalists: Sequence[FrozenTrial],
     progress: Callable[[], None] = lambda: None,
     others: Mapping[str, Bench] = {},
-) -> Finals:
+) -> Rerun:
     """Time `ar`, Hugging Face and every finalist on the same questions, each going first in turn.
 
     `others`: by name, the family with other targets, whose `ar` is timed as well.
     """
-    finals = Finals(list(finalists), [Tally() for _ in finalists], other_targets={name: [] for name in others})
+    rerun = Rerun(list(finalists), [PairedTimings() for _ in finalists], other_targets={name: [] for name in others})
     configs = [config_of(trial) for trial in finalists]
     for other in others.values():
         other.ar(questions[0].prompts[0])  # the first run of a model that was just loaded is slower than all others
@@ -71,11 +71,11 @@ def play_finals(
                 runs.append(lambda: bench.hugging_face(prompt))
             ar, *own = in_rotation(runs, turn)
             if bench.price is None:
-                finals.hugging_face.append(own.pop())
+                rerun.hugging_face.append(own.pop())
             for name, timed in zip(others, own[len(configs) :]):
-                finals.other_targets[name].append(timed)
-            for tally, timed in zip(finals.tallies, own):
+                rerun.other_targets[name].append(timed)
+            for tally, timed in zip(rerun.tallies, own):
                 tally.add(ar, timed, len(answer))
             turn += 1
         progress()
-    return finals
+    return rerun

@@ -28,11 +28,11 @@ from tuning.study.objective import MIN_QUESTIONS, Objective, Question, ask, scor
 from tuning.study.prior import Prior
 from tuning.study.prior_data import calibrate
 from tuning.study.profile_builder import make_profile
-from tuning.study.rerun import FINAL_QUESTIONS, FINALISTS, Finals, play_finals
+from tuning.study.rerun import FINALISTS, RERUN_QUESTIONS, Rerun, rerun_best
 from tuning.study.sampler import PriorSampler
-from tuning.study.search_space import Space
+from tuning.study.search_space import SearchSpace
 from tuning.study.settings import Limits, Settings, choose_examples, questions_digest
-from tuning.study.trial_queue import SharedTrials
+from tuning.study.trial_queue import TrialQueue
 from tuning.study.workers import WorkersFailed, parent_is_alive, run_workers
 from tuning.tasks.formats import Example
 from tuning.tasks.task import Task
@@ -46,7 +46,7 @@ DEFAULT_SCORE_LOSS = 0.02  # of methods that drift: without a limit, speed alone
 
 
 @dataclass
-class Outcome:
+class SearchResult:
     """What a search leaves: the profile (None if no trial was usable), its path, and whether Ctrl-C ended it."""
 
     profile: Profile | None
@@ -54,7 +54,7 @@ class Outcome:
     interrupted: bool = False
 
 
-def run_search(settings: Settings, family: families.Family | None = None) -> Outcome:
+def run_search(settings: Settings, family: families.Family | None = None) -> SearchResult:
     """All of it in one call."""
     return prepare(settings, choose_examples(settings), family).run()
 
@@ -80,7 +80,7 @@ def prepare(
     with steps.step("load the family"):
         family = given if given is not None else families.load(settings.family, target=settings.target)
         pyramid = AdaptivePyramid(family, method=method, control="fixed")
-    space = Space.of(method, len(family.models), pyramid.pool().routes())
+    space = SearchSpace.of(method, len(family.models), pyramid.pool().routes())
     bench = Bench(pyramid, method, settings.max_new_tokens)
     limits = settings.limits
     if not method.lossless and not settings.multi_objective and limits.max_score_loss is None:
@@ -108,7 +108,7 @@ class Search:
     calibration: list[Example]
     family: families.Family
     bench: Bench
-    space: Space
+    space: SearchSpace
     limits: Limits
     opened: storage.OpenStudy
     url: str
@@ -120,30 +120,30 @@ class Search:
     def study(self) -> optuna.Study:
         return self.opened.study
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchResult:
         """Calibrate, run the trials, write profile and tables. Ctrl-C ends the trials and keeps what is finished."""
         with self._alone():
             prior, questions = self._calibrated()
             self._enqueue(prior)
         objective = self._objective(prior, questions, platform.node())
         self._note_other_machines()
-        interrupted, finals = False, None
+        interrupted, rerun = False, None
         try:
             with self.steps.step("trials"):
                 self._trials(objective)
-            with self.steps.step("finals"):
-                finals = self._finals(questions)
+            with self.steps.step("rerun"):
+                rerun = self._rerun(questions)
         except (KeyboardInterrupt, WorkersFailed) as reason:
             if str(reason):
                 note(str(reason))
             interrupted = True
-        profile = self._write(objective, finals)
+        profile = self._write(objective, rerun)
         if interrupted:
             note(
                 f"Interrupted: {len(storage.finished(self.study))} finished trials are kept in "
                 f"{storage.shown(self.url)}; the same command goes on from there."
             )
-        return Outcome(profile, self.out, interrupted)
+        return SearchResult(profile, self.out, interrupted)
 
     def work(self, number: int) -> None:
         """Measure trials as worker `number` of a parent process, which has calibrated, and will write the results."""
@@ -249,7 +249,7 @@ class Search:
                 f"--min-gain {self.settings.min_gain:.2%}: the study ends here."
             )
 
-    def _shared(self, objective: Objective) -> SharedTrials:
+    def _shared(self, objective: Objective) -> TrialQueue:
         """The study's trials as this process takes part in them."""
 
         def prepare_sampler() -> None:
@@ -261,7 +261,7 @@ class Search:
             prepare_sampler()
             return self.study.sampler.expected_gain(self.study) < self.settings.min_gain
 
-        shared = SharedTrials(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
+        shared = TrialQueue(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
         objective.interruptible = shared.ctrl_c.let_in
         return shared
 
@@ -302,13 +302,13 @@ class Search:
                 f"predicted {row['predicted']}"
             )
 
-    def _finals(self, questions: Sequence[Question]) -> Finals | None:
+    def _rerun(self, questions: Sequence[Question]) -> Rerun | None:
         finalists = trial_table.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
         others = self._other_targets()
-        with progress_bar("finals", len(questions[:FINAL_QUESTIONS])) as advance:
-            return play_finals(self.bench, questions[:FINAL_QUESTIONS], finalists, advance, others)
+        with progress_bar("rerun", len(questions[:RERUN_QUESTIONS])) as advance:
+            return rerun_best(self.bench, questions[:RERUN_QUESTIONS], finalists, advance, others)
 
     def _other_targets(self) -> dict[str, Bench]:
         """The family's other targets, by name, to be timed beside the finalists."""
@@ -321,7 +321,7 @@ class Search:
         }
         return {target: Bench(pyramid, self.bench.method, tokens) for target, pyramid in pyramids.items()}
 
-    def _write(self, objective: Objective, finals: Finals | None) -> Profile | None:
+    def _write(self, objective: Objective, rerun: Rerun | None) -> Profile | None:
         """Print and write the table, and the profile of the best trial; None if no trial is usable."""
         trials = storage.finished(self.study)
         best = trial_table.best_first(trials)
@@ -333,7 +333,7 @@ class Search:
         if not best:
             note("No trial was measured to its end within the limits, so no profile was written.")
             return None
-        trial = best[0] if finals is None else finals.finalists[finals.winner]
+        trial = best[0] if rerun is None else rerun.finalists[rerun.winner]
         errors = {name: trial_table.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
             "name": self.study.study_name,
@@ -343,7 +343,7 @@ class Search:
             "sampler": self.settings.sampler,
             "best_trial": trial.number,
             "best_trial_ratio": trial.user_attrs["ratio"],
-            "remeasured": finals is not None,
+            "remeasured": rerun is not None,
             "median_error_replay": errors["predicted"],
             "median_error_formula": errors["formula"],
             "workers": trial_table.measured_by(trials),
@@ -355,7 +355,7 @@ class Search:
             self.bench,
             objective.prior,
             trial,
-            finals,
+            rerun,
             score_dict(objective.ar_score),
             provenance,
         )

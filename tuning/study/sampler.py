@@ -1,6 +1,6 @@
 """Where to look next: a Gaussian process learns where the prior errs, and expected improvement does the rest.
 
-An Optuna sampler over the candidates of a `Space`. It models log(measured / predicted), which is close to constant
+An Optuna sampler over the candidates of a `SearchSpace`. It models log(measured / predicted), which is close to constant
 where the cost table and the traces tell the truth, so a handful of trials is enough to correct a whole grid.
 """
 
@@ -23,7 +23,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from tuning.study.prior import Prior
-from tuning.study.search_space import MAX_LENGTH, Space
+from tuning.study.search_space import MAX_LENGTH, SearchSpace
 
 _NOISE = (0.003, 0.01, 0.08)  # standard error of a trial's log ratio: least, expected, most
 _COMMON = 0.3  # variance common to all candidates, per unit of what varies between them
@@ -47,7 +47,7 @@ class PriorSampler(BaseSampler):
     """
 
     def __init__(
-        self, space: Space, prior: Prior, candidates: Sequence[PyramidConfig] | None = None, seed: int = 0
+        self, space: SearchSpace, prior: Prior, candidates: Sequence[PyramidConfig] | None = None, seed: int = 0
     ) -> None:
         self._space = space
         self._prior = prior
@@ -172,5 +172,5 @@ def _best(trials: Sequence[FrozenTrial]) -> float | None:
     return max(ratios, default=None)
 
 
-def _key(space: Space, params: dict[str, Any]) -> tuple[Any, ...]:
+def _key(space: SearchSpace, params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(params.get(name) for name in space.distributions())

@@ -28,7 +28,7 @@ _FEW_TAUS = (0.0, 0.3)
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """All configs that a study of `method` may try.
 
     Args:
@@ -41,7 +41,7 @@ class Space:
     routes: tuple[Route, ...]
 
     @classmethod
-    def of(cls, method: Method, n_tiers: int, routes: Sequence[Route]) -> Space:
+    def of(cls, method: Method, n_tiers: int, routes: Sequence[Route]) -> SearchSpace:
         """The space of `method` on a pool that can run `routes`.
 
         Raises:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import text
 
 from tuning.study import storage
-from tuning.study.interrupts import CtrlC
+from tuning.study.interrupts import DeferredInterrupt
 from tuning.study.storage import OpenStudy
 from tuning.terminal.progress import note
 
@@ -29,7 +29,7 @@ class _Next(enum.Enum):
 
 
 @dataclass
-class SharedTrials:
+class TrialQueue:
     """What one worker does until the study is full.
 
     Claims are made one at a time, under the study's lock: whoever holds it counts what is finished or running, asks for
@@ -57,7 +57,7 @@ class SharedTrials:
 
     def __post_init__(self) -> None:
         self.study, self._database, self._lock = self.opened
-        self.ctrl_c = CtrlC()
+        self.ctrl_c = DeferredInterrupt()
 
     def run(self, go_on: Callable[[], bool] = lambda: True) -> None:
         """Claim and measure until the study is full, or until `go_on` says no."""

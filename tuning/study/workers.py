@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from tuning.study.interrupts import CtrlC
+from tuning.study.interrupts import DeferredInterrupt
 
 _LOOK = 0.5  # seconds between two looks at what was finished
 
@@ -40,7 +40,7 @@ def run_workers(target: Callable[..., None], arguments: tuple, workers: int, loo
         context.Process(target=_work, args=(target, arguments, number, threads), name=f"worker {number}")
         for number in range(1, workers + 1)
     ]
-    with CtrlC() as ctrl_c:
+    with DeferredInterrupt() as ctrl_c:
         try:
             with _deaf_to_ctrl_c():
                 for process in processes:

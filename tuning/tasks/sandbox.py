@@ -54,7 +54,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SandboxResult:
     """`passed`, and why not: wrong_answer, error, time_limit, memory_limit or exited; `message` is the exception's."""
 
     passed: bool
@@ -70,7 +70,7 @@ def run_tests(
     cpu_seconds: int = 5,
     wall_seconds: float = 10.0,
     memory_bytes: int = 1 << 30,
-) -> Outcome:
+) -> SandboxResult:
     """Run `program`, then `tests`, then check(<entry_point>), which must return for the outcome to be passed.
 
     A program that leaves early (`sys.exit(0)`, `os._exit(0)`) has not passed: the child has to report a token that the
@@ -104,18 +104,18 @@ def run_tests(
         try:
             reply, _ = child.communicate(job, timeout=wall_seconds)
         except subprocess.TimeoutExpired:
-            return Outcome(False, "time_limit", f"more than {wall_seconds:g} s")
+            return SandboxResult(False, "time_limit", f"more than {wall_seconds:g} s")
         finally:
             _kill_group(child)
     if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return Outcome(False, "time_limit", f"more than {cpu_seconds} CPU seconds")
+        return SandboxResult(False, "time_limit", f"more than {cpu_seconds} CPU seconds")
     try:
         verdict = json.loads(reply)
         if verdict.pop("token") == token:
-            return Outcome(**verdict)
+            return SandboxResult(**verdict)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    return Outcome(False, "exited", f"the process ended with status {child.returncode} before the tests did")
+    return SandboxResult(False, "exited", f"the process ended with status {child.returncode} before the tests did")
 
 
 def _kill_group(child: subprocess.Popen[str]) -> None:

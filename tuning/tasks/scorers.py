@@ -41,7 +41,7 @@ class Grade:
     note: str
 
 
-class Scorer(Protocol):
+class TaskScorer(Protocol):
     """`check` raises ValueError for an example that the scorer cannot use; `notes` are the words its grades carry."""
 
     label: str
@@ -163,14 +163,14 @@ class Agreement:
 SCORERS = ("agreement", "choice", "contains", "number", "unit_tests")
 
 
-def make_scorer(name: str, run_code: bool) -> Scorer:
+def make_scorer(name: str, run_code: bool) -> TaskScorer:
     """The scorer called `name` (one of SCORERS)."""
     if name == "unit_tests":
         return UnitTests(run_code)
     return {"agreement": Agreement, "choice": Choice, "contains": Contains, "number": Number}[name]()
 
 
-def grade_all(scorer: Scorer, outputs: Sequence[Output], examples: Sequence[Example]) -> list[Grade]:
+def grade_all(scorer: TaskScorer, outputs: Sequence[Output], examples: Sequence[Example]) -> list[Grade]:
     """One grade per example. An output is a string, token ids (agreement only), or a list with one of them per turn."""
     if isinstance(outputs, str) or len(outputs) != len(examples):
         count = "one string" if isinstance(outputs, str) else f"{len(outputs)} outputs"
@@ -180,7 +180,7 @@ def grade_all(scorer: Scorer, outputs: Sequence[Output], examples: Sequence[Exam
     return [scorer.grade(output, example) for output, example in zip(outputs, examples)]
 
 
-def score_of(grades: Sequence[Grade], scorer: Scorer, label: str) -> Score:
+def score_of(grades: Sequence[Grade], scorer: TaskScorer, label: str) -> Score:
     """The mean of `grades` with its Wilson interval and the counts of their notes."""
     values = [grade.value for grade in grades]
     mean = math.fsum(values) / len(values)

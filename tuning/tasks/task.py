@@ -22,7 +22,7 @@ from tuning.tasks.scorers import (
     Grade,
     Output,
     Score,
-    Scorer,
+    TaskScorer,
     grade_all,
     make_scorer,
     paired_bootstrap,
@@ -62,7 +62,7 @@ class Task:
     examples: list[Example]
     max_new_tokens: int
     is_sample: bool
-    scorer: Scorer
+    scorer: TaskScorer
 
     def score(self, outputs: Sequence[Output], examples: Sequence[Example] | None = None) -> Score:
         """Mean value of `outputs`, one per example (default: all of the task's), with its 95 % Wilson interval.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 
-class Copies:
+class NgramIndex:
     """The n-grams of one whole text with all their occurrences: `LookupDrafter.find` at any position, in any order.
 
     A drafter at work indexes its text as it grows. Replay asks in any order, and about positions inside a block, where

@@ -25,7 +25,7 @@ from adaptive_pyramid.request import GenerationRequest
 from tuning.tasks.task import Task
 from tuning.traces.format import DIVERGENCES, NOTHING, Header, TierInfo, Trace, TraceSet
 from tuning.traces.measured_costs import cost_table
-from tuning.traces.ngram_index import Copies
+from tuning.traces.ngram_index import NgramIndex
 
 # Positions per forward, as many as a verification has. Not more: half precision rounds differently in wide forwards,
 # and quantised tiers use their source's weights there (one agreed with its target on .997 of the tokens, not .97).
@@ -77,7 +77,7 @@ def record(
     infos = tier_infos(decoder)
     n = len(ids)
     copies = {
-        tier: Copies(prompt + ids, len(prompt), *info.lookup, info.usable_ids)
+        tier: NgramIndex(prompt + ids, len(prompt), *info.lookup, info.usable_ids)
         for tier, info in enumerate(infos)
         if info.lookup is not None
     }
