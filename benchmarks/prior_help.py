@@ -33,6 +33,7 @@ from tuning.study.prior import Prior
 from tuning.study.runner import PRIOR_SHARE
 from tuning.study.sampler import PriorSampler
 from tuning.study.search_space import SearchSpace
+from tuning.study.trial_record import SpeedSummary, TrialRecord
 from tuning.traces.format import TraceSet
 
 CLOSE = 0.97
@@ -81,10 +82,9 @@ def measured_trial(
 ) -> float:
     """The ratio of the config that `trial` suggests, with what our sampler reads beside it."""
     config = space.suggest(trial)
-    trial.set_user_attr("config", config.to_dict())
-    trial.set_user_attr("predicted_ratio", prior.predict(config).ratio)
-    trial.set_user_attr("ratio", measure(config))
-    return trial.user_attrs["ratio"]
+    ratio = measure(config)
+    TrialRecord(config, prior.predict(config).ratio, speed=SpeedSummary(ratio)).store(trial)
+    return ratio
 
 
 def trials_needed(

@@ -31,6 +31,7 @@ from benchmarks.prior_help import CLOSE, SAMPLERS, make_study, measured_trial
 from tuning.study.benchmark import Bench, in_rotation
 from tuning.study.prior import Prior
 from tuning.study.search_space import SearchSpace
+from tuning.study.trial_record import TrialRecord
 from tuning.tasks.task import load_task
 from tuning.traces.format import TraceSet
 
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
                 study = make_study(name, space, prior, seed)
                 study.optimize(lambda trial: measured_trial(trial, space, prior, measure), n_trials=options.trials)
                 best = [max(study.trials[: n + 1], key=lambda trial: trial.value) for n in range(options.trials)]
-                leaders[name] = [PyramidConfig.from_dict(trial.user_attrs["config"]).normalized() for trial in best]
+                leaders[name] = [TrialRecord.of(trial).config.normalized() for trial in best]
             again = list(dict.fromkeys([*first_of_prior, *(config for found in leaders.values() for config in found)]))
             seconds = dict.fromkeys(again, 0.0)
             for turn, prompt in enumerate(progress.track(prompts[options.questions :], description="once more")):

@@ -76,12 +76,12 @@ def test_no_moment_leaves_a_thread_or_a_trial_behind(tmp_path, monkeypatch, mome
     opened = open_toy(f"sqlite:///{tmp_path / 'study.db'}")
     threads = set(threading.enumerate())
 
-    def objective(trial: optuna.Trial, claimed) -> float:
+    def objective(trial: optuna.Trial, claimed, let_in) -> float:
         value = trial.suggest_int("x", 0, 9)
         claimed()
         if moment == "transaction":
             press()  # held back: nothing here is let in
-        with shared.ctrl_c.let_in():
+        with let_in():
             if moment == "measuring":
                 press()
             pytest.fail("Ctrl-C was lost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import optuna
@@ -21,6 +22,7 @@ from tuning.study.prior import Prediction
 from tuning.study.profile_builder import make_profile, with_spare_stages
 from tuning.study.rerun import rerun_best
 from tuning.study.search_space import SearchSpace
+from tuning.study.trial_record import ScoreSummary, SpeedSummary, TrialRecord
 from tuning.tasks.formats import Example
 from tuning.tasks.scorers import make_scorer
 from tuning.tasks.task import Task
@@ -167,7 +169,8 @@ def test_the_front_holds_what_nothing_else_beats() -> None:
     points = [(1.0, 0.9), (1.5, 0.9), (2.0, 0.5), (2.0, 0.4), (1.9, 0.5), (2.5, 0.5)]
     trials = []
     for number, (ratio, score) in enumerate(points):
-        trial = optuna.trial.create_trial(value=ratio, user_attrs={"ratio": ratio, "score": {"value": score}})
+        record = TrialRecord(PyramidConfig.simple((1, 1)), ratio, speed=SpeedSummary(ratio), score=ScoreSummary(score))
+        trial = optuna.trial.create_trial(value=ratio, user_attrs=record.to_attrs())
         trial.number = number
         trials.append(trial)
     assert trial_table.front(trials) == {1, 5}
@@ -194,7 +197,7 @@ def test_the_total_counts_long_prompts_more() -> None:
         tally.ar.append(next(runs))
         tally.own.append(next(runs))
         tally.until_end.append((1.0, 1.0))
-    assert tally.ratio == 2.5 and tally.to_dict()["ratio_median"] == 2.0
+    assert tally.ratio == 2.5 and tally.summary().ratio_median == 2.0
 
 
 def test_a_hiccup_does_not_decide() -> None:
@@ -202,7 +205,7 @@ def test_a_hiccup_does_not_decide() -> None:
     for i in range(12):
         ar, own = 30.0 if i == 5 else 2.0, 40.0 if i == 7 else 1.0
         tally.add(Timed([1] * 4, ar, blocks=[(ar, 4)]), Timed([1] * 4, own, blocks=[(own, 4)]), answer_tokens=4)
-    seen = tally.to_dict()
+    seen = tally.summary().to_attrs()
     assert tally.ratio == seen["ratio"] == seen["ratio_median"] == 2.0 and seen["ratio_interval"] == [2.0, 2.0]
     assert seen["prompts"] == 12 and len(seen["seconds"]) == 12 and seen["tokens_per_second"] == 4.0
 
@@ -320,7 +323,7 @@ def profile_of(own_seconds: float, monkeypatch):
         bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")}
     )
     prior = SimpleNamespace(costs=None)
-    score = {"value": 0.5, "low": 0.1, "high": 0.9, "n": 2, "label": "x"}
+    score = ScoreSummary(0.5, 0.1, 0.9, 2, "x")
     return make_profile(
         "t", family, bench, prior, rerun.finalists[rerun.winner], rerun, score, {"trials": 1, "target": "int8"}
     )
@@ -355,3 +358,51 @@ def test_sources_in_one_line() -> None:
     assert source_text({"lookup": True}, Lookup(5, 3)) == "lookup: max_ngram 5, min_ngram 3"
     assert source_text({"wheel": {"package": "p", "version": "1", "sha256": "ab"}}, None) == "p==1 sha256:ab"
     assert source_text({"repo": "r", "revision": "x"}, None) == "repo: r, revision: x"
+
+
+def test_a_trial_record_survives_being_stored() -> None:
+    record = TrialRecord(
+        PyramidConfig.simple((2, 3)),
+        1.5,
+        1.4,
+        "me",
+        SpeedSummary(2.0, (1.9, 2.1), acceptance={2: 0.5}, seconds=((0.2, 0.1),)),
+        ScoreSummary(0.5, 0.1, 0.9, 4, "a task"),
+        (0.1, 0.0, 0.2),
+    )
+    stored = json.loads(json.dumps(record.to_attrs()))
+    assert repr(TrialRecord.from_attrs(stored)) == repr(record)  # repr, since what was not measured is NaN
+    begun = TrialRecord(PyramidConfig.simple((2, 3)), 1.5, 1.4, "me")
+    assert TrialRecord.from_attrs(json.loads(json.dumps(begun.to_attrs()))) == begun and "ratio" not in begun.to_attrs()
+
+
+def test_trials_of_an_earlier_version_are_read() -> None:
+    """Names and shapes as version 0.1.0 stored them; studies live longer than versions."""
+    attrs = {
+        "config": {"route": [0, 2], "stages": [{"length": 1}, {"length": 6}]},
+        "predicted_ratio": 1.9,
+        "formula_ratio": 2.0,
+        "worker": "host",
+        "ratio": 2.5,
+        "ratio_interval": [2.4, 2.6],
+        "ratio_median": 2.45,
+        "answer_ratio": 2.2,
+        "tokens_per_second": 249.3,
+        "ar_tokens_per_second": 99.7,
+        "prompts": 4,
+        "tokens": 96,
+        "acceptance": {"2": 0.98},
+        "acceptance_length": {"2": 6.5},
+        "agreement": 1.0,
+        "mean_drift": 0.0,
+        "seconds": [[1.0, 0.4]],
+        "score": {"value": 0.25, "low": 0.05, "high": 0.7, "n": 4, "label": "accuracy"},
+        "score_loss": [0.0, 0.0, 0.0],
+    }
+    record = TrialRecord.from_attrs(attrs)
+    assert record.config.route == (0, 2) and record.speed.acceptance == {2: 0.98} and record.score.value == 0.25
+    assert {name: value for name, value in record.to_attrs().items() if name != "config"} == {
+        name: value for name, value in attrs.items() if name != "config"
+    }
+    pruned = {name: value for name, value in attrs.items() if not name.startswith("score")}
+    assert TrialRecord.from_attrs(pruned).score is None

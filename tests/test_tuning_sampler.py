@@ -13,6 +13,7 @@ from adaptive_pyramid.decoding.method import METHODS
 from tuning.study.prior import Prediction
 from tuning.study.sampler import PriorSampler, _regress, expected_improvement
 from tuning.study.search_space import SearchSpace
+from tuning.study.trial_record import SpeedSummary, TrialRecord
 
 ROUTES = ((2,), (0, 2), (1, 2), (0, 1, 2))
 SPACE = SearchSpace.of(METHODS["pyramid"], 3, ROUTES)
@@ -41,9 +42,7 @@ def measured(config: PyramidConfig) -> float:
 
 def objective(trial: optuna.Trial) -> float:
     config = SPACE.suggest(trial)
-    trial.set_user_attr("config", config.to_dict())
-    trial.set_user_attr("predicted_ratio", predicted(config))
-    trial.set_user_attr("ratio", measured(config))
+    TrialRecord(config, predicted(config), speed=SpeedSummary(measured(config))).store(trial)
     return measured(config)
 
 
@@ -80,8 +79,7 @@ def test_nothing_is_tried_twice_until_everything_was() -> None:
 
     def flat(trial: optuna.Trial) -> float:
         config = small.suggest(trial)
-        for name, value in {"config": config.to_dict(), "predicted_ratio": 1.0, "ratio": 1.0}.items():
-            trial.set_user_attr(name, value)
+        TrialRecord(config, 1.0, speed=SpeedSummary(1.0)).store(trial)
         return 1.0
 
     study = optuna.create_study(direction="maximize", sampler=PriorSampler(small, Flat()))

@@ -32,11 +32,6 @@ def url(request, tmp_path):
     optuna.delete_study(study_name="toy", storage=storage.checked_url(server))
 
 
-@pytest.fixture
-def heartbeat(monkeypatch):
-    monkeypatch.setattr(storage, "HEARTBEAT", 1)
-
-
 def toy_workers(url: str, total: int, folder: Path, workers: int) -> tuple[list[optuna.trial.FrozenTrial], list[int]]:
     """Run workers side by side to the end; -> (the study's trials, exit codes)."""
     command = [sys.executable, "-m", "tests.toy_worker", url, str(total), str(folder), str(workers)]
@@ -50,13 +45,13 @@ def measured(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in folder.glob("measured-*"))
 
 
-def _objective(trial, claimed) -> float:
+def _objective(trial, claimed, *_) -> float:
     value = trial.suggest_int("x", 0, 10**9)
     claimed()
     return float(value)
 
 
-def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_path, heartbeat) -> None:
+def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_path) -> None:
     trials, codes = toy_workers(url, 14, tmp_path, workers=4)
     assert codes == [0] * 4
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
@@ -69,7 +64,7 @@ def test_workers_that_start_together_do_what_was_asked_for_and_no_more(url, tmp_
     assert len({path.name.rsplit("-", 1)[1] for path in tmp_path.glob("measured-*")}) > 1  # not all by one worker
 
 
-def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> None:
+def test_nobody_claims_between_anothers_count_and_its_claim(url) -> None:
     other = threading.Thread(target=TrialQueue(open_toy(url), 1, _objective).run)
 
     def let_the_other_try() -> None:
@@ -83,7 +78,7 @@ def test_nobody_claims_between_anothers_count_and_its_claim(url, heartbeat) -> N
     assert [trial.state for trial in opened.study.trials] == [TrialState.COMPLETE]
 
 
-def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path, heartbeat) -> None:
+def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path) -> None:
     (tmp_path / "once").touch()
     (tmp_path / "deadly").touch()
     trials, codes = toy_workers(url, 9, tmp_path, workers=5)
@@ -100,7 +95,7 @@ def test_killed_workers_lose_nothing_and_kill_no_more_than_three(url, tmp_path, 
     assert storage.requeue_interrupted(open_toy(url).study) == 0
 
 
-def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url, heartbeat) -> None:
+def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url) -> None:
     opened = open_toy(url)
     opened.study.enqueue_trial({"x": 5})
     with pytest.warns(UserWarning, match="Heartbeat of storage is supposed to be used with Study.optimize"):
@@ -112,11 +107,11 @@ def test_a_worker_that_died_before_its_first_heartbeat_is_noticed(url, heartbeat
 
 
 @pytest.mark.parametrize("notices", ["while measuring", "at the end"])
-def test_a_suspended_worker_drops_what_others_gave_up_on(url, heartbeat, capsys, notices) -> None:
+def test_a_suspended_worker_drops_what_others_gave_up_on(url, capsys, notices) -> None:
     opened = open_toy(url)
     suspended = []
 
-    def objective(trial, claimed) -> float:
+    def objective(trial, claimed, *_) -> float:
         value = _objective(trial, claimed)
         if not suspended:
             suspended.append(trial.number)
@@ -131,8 +126,8 @@ def test_a_suspended_worker_drops_what_others_gave_up_on(url, heartbeat, capsys,
     assert "Trial 0 took no sign of life for too long" in capsys.readouterr().err
 
 
-def test_a_real_error_ends_the_worker(url, heartbeat) -> None:
-    def objective(trial, claimed) -> float:
+def test_a_real_error_ends_the_worker(url) -> None:
+    def objective(trial, claimed, *_) -> float:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
@@ -142,7 +137,7 @@ def test_a_real_error_ends_the_worker(url, heartbeat) -> None:
     other.release()
 
 
-def test_enough_ends_a_study_but_not_its_queue(url, heartbeat) -> None:
+def test_enough_ends_a_study_but_not_its_queue(url) -> None:
     opened = open_toy(url)
     for value in (1, 2):
         opened.study.enqueue_trial({"x": value})

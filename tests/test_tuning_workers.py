@@ -32,12 +32,13 @@ def trials_of(url: str, name: str) -> list[optuna.trial.FrozenTrial]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_a_killed_worker_costs_no_trial(tmp_path, request, monkeypatch, capsys, database) -> None:
+def test_a_killed_worker_costs_no_trial(tmp_path, request, capsys, database) -> None:
     url = f"sqlite:///{tmp_path / 'w.db'}" if database == "sqlite" else request.getfixturevalue("postgresql")
-    monkeypatch.setattr(storage, "HEARTBEAT", 1)
     marker = tmp_path / "marker"
     marker.touch()
-    outcome = search(tmp_path / "w.yaml", trials=6, family=deadly_family(marker), workers=2, clock="model", storage=url)
+    outcome = search(
+        tmp_path / "w.yaml", 6, family=deadly_family(marker), heartbeat=1, workers=2, clock="model", storage=url
+    )
     assert not marker.exists() and not outcome.interrupted
     trials = trials_of(url, "w")
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]

@@ -19,6 +19,7 @@ from adaptive_pyramid.models.families import Family
 from tests.tiny import graded_family, tiny_tokenizer
 from tuning.study.runner import SearchResult, run_search
 from tuning.study.settings import Settings
+from tuning.study.storage import HEARTBEAT
 
 QUESTIONS, TOKENS = 2, 8
 
@@ -53,12 +54,16 @@ def _die_once(marker: Path, *_: object) -> None:
 
 
 def search(
-    out: Path, trials: int = 4, method: str = "pyramid", family: Family | None = None, **settings
+    out: Path,
+    trials: int = 4,
+    method: str = "pyramid",
+    family: Family | None = None,
+    heartbeat: int = HEARTBEAT,
+    **settings,
 ) -> SearchResult:
     chosen = {"questions": QUESTIONS, "max_new_tokens": TOKENS, **settings}
-    return run_search(
-        Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen), family or tiny_family()
-    )
+    asked = Settings("csqa", family="tiny", trials=trials, method=method, out=out, **chosen)
+    return run_search(asked, family or tiny_family(), heartbeat)
 
 
 if __name__ == "__main__":

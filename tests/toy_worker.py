@@ -27,8 +27,7 @@ QUEUED, ONCE, DEADLY = 6, 3, 4
 
 def open_toy(url: str) -> storage.OpenStudy:
     """The study that all toy workers share, with the shortest heartbeat that Optuna has."""
-    storage.HEARTBEAT = 1
-    return storage.open_study(url, "toy", {}, optuna.pruners.NopPruner())
+    return storage.open_study(url, "toy", {}, optuna.pruners.NopPruner(), heartbeat=1)
 
 
 def work(url: str, total: int, folder: Path, workers: int) -> None:
@@ -42,7 +41,7 @@ def work(url: str, total: int, folder: Path, workers: int) -> None:
                 opened.study.enqueue_trial({"x": value})
             opened.study.set_user_attr("queued", True)
 
-    def objective(trial: optuna.Trial, claimed: Callable[[], None]) -> float:
+    def objective(trial: optuna.Trial, claimed: Callable[[], None], _: object) -> float:
         value = trial.suggest_int("x", 0, 10**9)
         claimed()
         time.sleep(0.02)

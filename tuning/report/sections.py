@@ -18,6 +18,7 @@ from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q
 from tuning.research.paper_claims import UNMEASURED, Claim
 from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, PaperRuns, Setting
 from tuning.study import trial_table
+from tuning.study.trial_record import TrialRecord
 
 _FINE_TAUS = tuple(round(0.05 * i, 2) for i in range(21))
 _MAP_TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
@@ -95,7 +96,7 @@ class Sections:
         drifted = [self._point(trial, "mean_drift") for trial in trials]
         if self.study.method.lossless:
             fastest = sorted(drifted, key=lambda point: -point.x)[:_RANKED]
-            labels = {trial.number: f"{trial.number}: {trial_table.config_of(trial).label}" for trial in trials}
+            labels = {trial.number: f"{trial.number}: {TrialRecord.of(trial).config.label}" for trial in trials}
             text = (
                 "The method writes the target's own text in every trial, so quality is the same everywhere and the "
                 "front is the fastest trial."
@@ -111,7 +112,7 @@ class Sections:
                 labels,
             )
             return html.paragraph(text) + html.grid([ranked, self._predicted()])
-        scored = [self._point(trial, "score") for trial in trials if "score" in trial.user_attrs]
+        scored = [self._point(trial, "score") for trial in trials if TrialRecord.of(trial).score is not None]
         regret = " Drift is log-prob regret under the target, exact, along the text written."
         return html.paragraph("On the front no other trial is faster without losing quality.") + html.grid(
             [
@@ -152,31 +153,29 @@ class Sections:
 
     def _point(self, trial: FrozenTrial, quality: str) -> Point:
         """A trial by speed and "score" or "mean_drift"."""
-        seen = trial.user_attrs
+        record = TrialRecord.of(trial)
+        seen = record.speed
         if quality == "score":
-            y = (seen["score"]["value"], seen["score"]["low"], seen["score"]["high"])
+            y = (record.score.value, record.score.low, record.score.high)
             on_front = trial.number in trial_table.front(self.study.trials)
         else:
-            y = (seen[quality],) * 3
-            own = (seen["ratio"], seen[quality])
-            others = [
-                (other.user_attrs["ratio"], other.user_attrs[quality])
-                for other in filter(trial_table.feasible, self.study.trials)
-            ]
+            y = (seen.mean_drift,) * 3
+            own = (seen.ratio, seen.mean_drift)
+            usable = [TrialRecord.of(other).speed for other in filter(trial_table.feasible, self.study.trials)]
             on_front = trial_table.feasible(trial) and not any(
-                ratio >= own[0] and drift <= own[1] and (ratio, drift) != own for ratio, drift in others
+                other.ratio >= own[0] and other.mean_drift <= own[1] and (other.ratio, other.mean_drift) != own
+                for other in usable
             )
         measured = "measured" if trial_table.feasible(trial) else "limit"
         state = "front" if on_front else "pruned" if trial.state.name == "PRUNED" else measured
-        return Point(trial.number, seen["ratio"], *seen["ratio_interval"], *y, state)
+        return Point(trial.number, seen.ratio, *seen.ratio_interval, *y, state)
 
     def _predicted(self) -> str:
         trials = self.study.trials
         replay, formula = (trial_table.median_error(trials, name) for name in ("predicted_ratio", "formula_ratio"))
+        records = [TrialRecord.of(trial) for trial in trials]
         rows = {
-            label: [
-                (seen[name], seen["ratio"], *seen["ratio_interval"]) for seen in (trial.user_attrs for trial in trials)
-            ]
+            label: [(getattr(record, name), record.speed.ratio, *record.speed.ratio_interval) for record in records]
             for label, name in (("replay of traces", "predicted_ratio"), ("formula", "formula_ratio"))
         }
         caption = (
@@ -360,7 +359,7 @@ class Sections:
     def _fastest(self, route: Route) -> str:
         """The speed ratio of the best trial on a route; "none" if no trial took it."""
         ratios = [
-            trial.user_attrs["ratio"] for trial in self.study.trials if trial_table.config_of(trial).route == route
+            record.speed.ratio for record in map(TrialRecord.of, self.study.trials) if record.config.route == route
         ]
         return f"{max(ratios):.2f}" if ratios else "none"
 

@@ -16,6 +16,7 @@ from adaptive_pyramid.throughput import CostModel
 from tuning.research.modelled_speeds import ModelledSpeeds
 from tuning.study import storage
 from tuning.study.prior import Prior
+from tuning.study.trial_record import is_measured
 
 
 @dataclass
@@ -66,7 +67,7 @@ class StudyData:
             reason = (str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"cannot read the study of {path} from {storage.shown(url)!r}: {reason}") from None
         data = study.user_attrs
-        trials = [trial for trial in storage.finished(study) if "ratio" in trial.user_attrs]
+        trials = [trial for trial in storage.finished(study) if is_measured(trial)]
         return cls(
             profile,
             path,

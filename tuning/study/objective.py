@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import optuna
 
@@ -17,6 +16,7 @@ from tuning.study.benchmark import Bench, Timed, in_rotation, ratio_interval
 from tuning.study.prior import Prior
 from tuning.study.search_space import SearchSpace
 from tuning.study.settings import Limits
+from tuning.study.trial_record import ScoreSummary, SpeedSummary, TrialRecord
 from tuning.tasks.formats import Example
 from tuning.tasks.scorers import Agreement, Score, paired_bootstrap
 from tuning.tasks.task import Task
@@ -89,27 +89,27 @@ class PairedTimings:
     def _speeds(self) -> tuple[list[float], list[float]]:
         return [run.tokens_per_second for run in self.ar], [run.tokens_per_second for run in self.own]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers: what a trial remembers."""
+    def summary(self) -> SpeedSummary:
+        """What a trial stores of these runs."""
         stats = GenerationStats(blocks=[block for run in self.own for block in _blocks(run)])
         tested = [stage for stage in stats.stages if stage.accepted + stage.rejected]
         ar, own = self._kept()
         paces = [[run.seconds / run.tokens for run in runs] for runs in (ar, own)]
-        return {
-            "ratio": self.ratio,
-            "ratio_interval": list(ratio_interval(*paces)),
-            "ratio_median": statistics.median(b / a for a, b in zip(*self._speeds())),
-            "answer_ratio": sum(a for a, _ in self.until_end) / sum(b for _, b in self.until_end),
-            "tokens_per_second": _tokens_per_second(own),
-            "ar_tokens_per_second": _tokens_per_second(ar),
-            "prompts": len(self.own),
-            "tokens": sum(run.tokens for run in self.own),
-            "acceptance": {str(stage.tier): stage.acceptance_rate for stage in tested},
-            "acceptance_length": {str(stage.tier): stage.acceptance_length for stage in stats.stages},
-            "agreement": sum(map(agreement, self.ar, self.own)) / len(self.own),
-            "mean_drift": stats.mean_drift,
-            "seconds": [[round(a.seconds, 4), round(b.seconds, 4)] for a, b in zip(self.ar, self.own)],
-        }
+        return SpeedSummary(
+            ratio=self.ratio,
+            ratio_interval=ratio_interval(*paces),
+            ratio_median=statistics.median(b / a for a, b in zip(*self._speeds())),
+            answer_ratio=sum(a for a, _ in self.until_end) / sum(b for _, b in self.until_end),
+            tokens_per_second=_tokens_per_second(own),
+            ar_tokens_per_second=_tokens_per_second(ar),
+            prompts=len(self.own),
+            tokens=sum(run.tokens for run in self.own),
+            acceptance={stage.tier: stage.acceptance_rate for stage in tested},
+            acceptance_length={stage.tier: stage.acceptance_length for stage in stats.stages},
+            agreement=sum(map(agreement, self.ar, self.own)) / len(self.own),
+            mean_drift=stats.mean_drift,
+            seconds=tuple((round(a.seconds, 4), round(b.seconds, 4)) for a, b in zip(self.ar, self.own)),
+        )
 
 
 def agreement(one: Timed, other: Timed) -> float:
@@ -122,12 +122,10 @@ def agreement(one: Timed, other: Timed) -> float:
 class Objective:
     """Speed of a config as a ratio to `ar`: what the study maximises; speed and score with `with_score`.
 
-    Everything else a trial measured stands in its user attributes: "config" and "predicted_ratio", "formula_ratio",
-    then those of `PairedTimings.to_dict`, then "score" (as in a profile), "score_loss" and "worker".
+    Everything else a trial measured stands in its user attributes, as a `TrialRecord`.
 
     Args:
-        worker: who measures, for the record. progress: called after each question. interruptible: a context for what
-            takes long and leaves the database alone, where Ctrl-C does no harm.
+        worker: who measures, for the record.
     """
 
     bench: Bench
@@ -138,8 +136,6 @@ class Objective:
     limits: Limits
     worker: str
     with_score: bool = False
-    progress: Callable[[], None] = lambda: None
-    interruptible: Callable[[], AbstractContextManager] = nullcontext
 
     def __post_init__(self) -> None:
         examples = [question.example for question in self.questions]
@@ -151,36 +147,45 @@ class Objective:
         self._ar_values = self.task.per_example(texts, examples)
         self.ar_score = self.task.score(texts, examples)
 
-    def __call__(self, trial: optuna.Trial, claimed: Callable[[], None] = lambda: None) -> float | tuple[float, float]:
-        """Measure a trial; `claimed` is called once its parameters are stored, before the slow part."""
+    def __call__(
+        self,
+        trial: optuna.Trial,
+        claimed: Callable[[], None] = lambda: None,
+        interruptible: Callable[[], AbstractContextManager] = nullcontext,
+        progress: Callable[[], None] = lambda: None,
+    ) -> float | tuple[float, float]:
+        """Measure a trial.
+
+        Args:
+            claimed: called once the trial's parameters are stored, before the slow part.
+            interruptible: a context for what takes long and leaves the database alone, where Ctrl-C does no harm.
+            progress: called after each question.
+        """
         config = self.space.suggest(trial)
         predicted = self.prior.predict(config)
-        trial.set_user_attr("config", config.to_dict())
-        trial.set_user_attr("predicted_ratio", predicted.ratio)
-        trial.set_user_attr("formula_ratio", predicted.formula_ratio)
-        trial.set_user_attr("worker", self.worker)
+        record = TrialRecord(config, predicted.ratio, predicted.formula_ratio, self.worker)
+        record.store(trial)
         claimed()
         tally = PairedTimings()
         for index, question in enumerate(self.questions):
             for prompt, answer in zip(question.prompts, question.answers):
                 runs = (lambda: self.bench.ar_at_its_pace(prompt), lambda: self.bench.run(prompt, config))
-                with self.interruptible():
+                with interruptible():
                     timed = in_rotation(runs, index + trial.number)
                 tally.add(*timed, answer_tokens=len(answer))
-            self.progress()
+            progress()
             if self.with_score:
                 continue  # a study of two objectives takes no intermediate values and prunes nothing
             trial.report(tally.own[-1].tokens_per_second / tally.ar[-1].tokens_per_second, index)
             if index + 1 >= MIN_QUESTIONS and index + 1 < len(self.questions) and trial.should_prune():
-                _remember(trial, tally.to_dict())
+                replace(record, speed=tally.summary()).store(trial)
                 raise optuna.TrialPruned
-        measured = tally.to_dict()
-        _remember(trial, measured)
-        with self.interruptible():
+        record = replace(record, speed=tally.summary())
+        record.store(trial)
+        with interruptible():
             score, loss = self.score(config)
-        trial.set_user_attr("score", score_dict(score))
-        trial.set_user_attr("score_loss", list(loss))
-        for name, excess in self.limits.excesses(score.value, loss[0], measured["mean_drift"]).items():
+        replace(record, score=ScoreSummary.of(score), score_loss=loss).store(trial)
+        for name, excess in self.limits.excesses(score.value, loss[0], record.speed.mean_drift).items():
             trial.set_constraint(name, excess)
         return (tally.ratio, score.value) if self.with_score else tally.ratio
 
@@ -202,16 +207,6 @@ class Objective:
     def _texts(self, answers: Sequence[Sequence[int]]) -> str | list[str]:
         texts = [self.bench.answer_text(ids) for ids in answers]
         return texts[0] if len(texts) == 1 else texts
-
-
-def score_dict(score: Score) -> dict[str, Any]:
-    """A score as profiles hold it."""
-    return {"value": score.value, "low": score.low, "high": score.high, "n": score.n, "label": score.label}
-
-
-def _remember(trial: optuna.Trial, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        trial.set_user_attr(name, value)
 
 
 def _blocks(run: Timed) -> list[BlockStats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -15,7 +15,7 @@ from adaptive_pyramid.profile import Profile
 from tuning.study.benchmark import Bench
 from tuning.study.prior import Prior
 from tuning.study.rerun import Rerun
-from tuning.study.trial_table import config_of
+from tuning.study.trial_record import ScoreSummary, TrialRecord
 
 
 def make_profile(
@@ -25,7 +25,7 @@ def make_profile(
     prior: Prior,
     trial: FrozenTrial,
     rerun: Rerun | None,
-    ar_score: Mapping[str, Any],
+    ar_score: ScoreSummary,
     study: Mapping[str, Any],
 ) -> Profile:
     """The profile of a trial's config; of target-only decoding if the config turned out no faster.
@@ -33,35 +33,36 @@ def make_profile(
     `rerun` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
     device which; it holds no cost table, because control would take that for this machine's.
     """
-    config = config_of(trial)
+    record = TrialRecord.of(trial)
+    config = record.config
     if rerun is None:
-        seen, ratio_hf, ratios = dict(trial.user_attrs), None, {}
+        seen, ratio_hf, ratios = record.speed, None, {}
     else:
-        seen, ratio_hf = rerun.tallies[rerun.winner].to_dict(), rerun.over_hugging_face(rerun.winner)
+        seen, ratio_hf = rerun.tallies[rerun.winner].summary(), rerun.over_hugging_face(rerun.winner)
         ratios = rerun.over_other_targets(rerun.winner)
     measured: dict[str, Any] = {
-        "speed_ratio": seen["ratio"],
-        "speed_ratio_interval": list(seen["ratio_interval"]),
-        "answer_speed_ratio": seen["answer_ratio"],
-        "tokens_per_second": seen["tokens_per_second"],
-        "acceptance": _by_tier(seen["acceptance"]),
-        "acceptance_length": _by_tier(seen["acceptance_length"]),
-        "agreement": seen["agreement"],
-        "mean_drift": seen["mean_drift"],
-        "score": dict(trial.user_attrs["score"]),
-        "prompts": seen["prompts"],
-        "predicted_ratio": trial.user_attrs["predicted_ratio"],
+        "speed_ratio": seen.ratio,
+        "speed_ratio_interval": list(seen.ratio_interval),
+        "answer_speed_ratio": seen.answer_ratio,
+        "tokens_per_second": seen.tokens_per_second,
+        "acceptance": dict(seen.acceptance),
+        "acceptance_length": dict(seen.acceptance_length),
+        "agreement": seen.agreement,
+        "mean_drift": seen.mean_drift,
+        "score": asdict(record.score),
+        "prompts": seen.prompts,
+        "predicted_ratio": record.predicted_ratio,
     }
-    shipped = max(1.0, 1.0 / seen["ratio"])  # tokens/s of what is shipped over the finalist's
-    if seen["ratio"] <= 1.0:
+    shipped = max(1.0, 1.0 / seen.ratio)  # tokens/s of what is shipped over the finalist's
+    if seen.ratio <= 1.0:
         # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
         measured = {
             "speed_ratio": 1.0,
-            "tokens_per_second": seen["ar_tokens_per_second"],
+            "tokens_per_second": seen.ar_tokens_per_second,
             "mean_drift": 0.0,
             "agreement": 1.0,
-            "score": dict(ar_score),
-            "prompts": seen["prompts"],
+            "score": asdict(ar_score),
+            "prompts": seen.prompts,
         }
         config = config.with_route((config.target,))
     if ratio_hf is not None:
@@ -101,7 +102,3 @@ def with_spare_stages(config: PyramidConfig) -> PyramidConfig:
     used = config.route[1:]
     stages = tuple((config if tier in used else spare).stage(tier) for tier in range(1, config.n_tiers))
     return replace(config, stages=stages)
-
-
-def _by_tier(values: Mapping[str, float]) -> dict[int, float]:
-    return {int(tier): value for tier, value in values.items()}

@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial
 
 from tuning.study.benchmark import Bench, Timed, in_rotation
 from tuning.study.objective import PairedTimings, Question
-from tuning.study.trial_table import config_of
+from tuning.study.trial_record import TrialRecord
 
 FINALISTS = 3
 RERUN_QUESTIONS = 6  # enough to undo most of the luck, and half a trial's time per finalist
@@ -43,7 +43,7 @@ class Rerun:
 
     def _over(self, runs: Sequence[Timed], index: int) -> float:
         theirs = sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
-        return self.tallies[index].to_dict()["tokens_per_second"] / theirs
+        return self.tallies[index].summary().tokens_per_second / theirs
 
 
 def rerun_best(
@@ -58,7 +58,7 @@ def rerun_best(
     `others`: by name, the family with other targets, whose `ar` is timed as well.
     """
     rerun = Rerun(list(finalists), [PairedTimings() for _ in finalists], other_targets={name: [] for name in others})
-    configs = [config_of(trial) for trial in finalists]
+    configs = [TrialRecord.of(trial).config for trial in finalists]
     for other in others.values():
         other.ar(questions[0].prompts[0])  # the first run of a model that was just loaded is slower than all others
     turn = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from tuning.study import storage, trial_table
 from tuning.study.benchmark import Bench
-from tuning.study.objective import MIN_QUESTIONS, Objective, Question, ask, score_dict
+from tuning.study.objective import MIN_QUESTIONS, Objective, Question, ask
 from tuning.study.prior import Prior
 from tuning.study.prior_data import calibrate
 from tuning.study.profile_builder import make_profile
@@ -33,11 +34,11 @@ from tuning.study.sampler import PriorSampler
 from tuning.study.search_space import SearchSpace
 from tuning.study.settings import Limits, Settings, choose_examples, questions_digest
 from tuning.study.trial_queue import TrialQueue
+from tuning.study.trial_record import ScoreSummary, TrialRecord, worker_of
 from tuning.study.workers import WorkersFailed, parent_is_alive, run_workers
 from tuning.tasks.formats import Example
 from tuning.tasks.task import Task
-from tuning.terminal import progress
-from tuning.terminal.progress import Steps, note, progress_bar
+from tuning.terminal.progress import Steps, note, progress_bar, silence
 from tuning.traces.format import Header
 from tuning.traces.recording import tier_infos
 
@@ -54,19 +55,25 @@ class SearchResult:
     interrupted: bool = False
 
 
-def run_search(settings: Settings, family: families.Family | None = None) -> SearchResult:
+def run_search(
+    settings: Settings, family: families.Family | None = None, heartbeat: int = storage.HEARTBEAT
+) -> SearchResult:
     """All of it in one call."""
-    return prepare(settings, choose_examples(settings), family).run()
+    return prepare(settings, choose_examples(settings), family, heartbeat).run()
 
 
 def prepare(
-    settings: Settings, examples: tuple[Task, list[Example], list[Example]], family: families.Family | None = None
+    settings: Settings,
+    examples: tuple[Task, list[Example], list[Example]],
+    family: families.Family | None = None,
+    heartbeat: int = storage.HEARTBEAT,
 ) -> Search:
     """Load and check everything that a user can get wrong.
 
     Args:
         examples: from `choose_examples`, which needs no torch and so is asked first.
         family: loaded already; default: `settings.family` by name.
+        heartbeat: seconds between two signs of life of a worker.
 
     Raises:
         ValueError, TypeError, OSError, FamilyUnavailable: one sentence on what is wrong, and with what.
@@ -91,7 +98,7 @@ def prepare(
             Header(tier_infos(bench.pyramid.decoder, family)).model_names
         )  # one that does not fit is an error now
     record = _record(settings, task, measured, family, bench, limits)
-    opened = _open(url, out.stem, record, objectives=1 + settings.multi_objective)
+    opened = _open(url, out.stem, record, 1 + settings.multi_objective, heartbeat)
     return Search(settings, task, measured, calibration, family, bench, space, limits, opened, url, out, given, steps)
 
 
@@ -132,7 +139,7 @@ class Search:
             with self.steps.step("trials"):
                 self._trials(objective)
             with self.steps.step("rerun"):
-                rerun = self._rerun(questions)
+                rerun = self._rerun(objective.bench, questions)
         except (KeyboardInterrupt, WorkersFailed) as reason:
             if str(reason):
                 note(str(reason))
@@ -161,14 +168,15 @@ class Search:
 
     def _calibrated(self) -> tuple[Prior, list[Question]]:
         """What all trials need, measured once per study."""
-        prior, questions = self._prior(), self._questions()
-        if self.settings.clock == "model":
-            self.bench.price = prior.block_seconds
-        return prior, questions
+        return self._prior(), self._questions()
+
+    def _timing_bench(self, prior: Prior) -> Bench:
+        """The bench that measures trials: priced with the cost table under the clock `model`."""
+        return replace(self.bench, price=prior.block_seconds) if self.settings.clock == "model" else self.bench
 
     def _objective(self, prior: Prior, questions: Sequence[Question], worker: str) -> Objective:
         return Objective(
-            self.bench,
+            self._timing_bench(prior),
             questions,
             self.space,
             prior,
@@ -179,7 +187,7 @@ class Search:
         )
 
     def _note_other_machines(self) -> None:
-        workers = {trial.user_attrs.get("worker", platform.node()) for trial in self.study.get_trials(deepcopy=False)}
+        workers = {worker_of(trial) or platform.node() for trial in self.study.get_trials(deepcopy=False)}
         if self.url.startswith("sqlite") and any(not worker.startswith(platform.node()) for worker in workers):
             note(
                 "Several machines share this study in an SQLite file. That is not advised: file systems of several "
@@ -236,12 +244,12 @@ class Search:
         if self.settings.multi_objective:
             instead = ", and TPE chooses, since the sampler gp models one" if self.settings.sampler == "gp" else ""
             note(f"Two objectives: no trial is pruned{instead}.")
-        shared = self._shared(objective)
         if self.settings.workers > 1:
+            shared = self._shared(objective)
             self._watch_workers(left)
         else:
             with progress_bar("trials", left * len(objective.questions)) as advance:
-                objective.progress = advance
+                shared = self._shared(objective, advance)
                 shared.run()
         if len(storage.finished(self.study)) < self.settings.trials and shared.enough():
             note(
@@ -249,8 +257,8 @@ class Search:
                 f"--min-gain {self.settings.min_gain:.2%}: the study ends here."
             )
 
-    def _shared(self, objective: Objective) -> TrialQueue:
-        """The study's trials as this process takes part in them."""
+    def _shared(self, objective: Objective, progress: Callable[[], None] = lambda: None) -> TrialQueue:
+        """The study's trials as this process takes part in them. `progress` is called after each question."""
 
         def prepare_sampler() -> None:
             self.study.sampler = self._sampler(objective.prior)
@@ -261,9 +269,8 @@ class Search:
             prepare_sampler()
             return self.study.sampler.expected_gain(self.study) < self.settings.min_gain
 
-        shared = TrialQueue(self.opened, self.settings.trials, objective, enough, prepare_sampler, self._tell)
-        objective.interruptible = shared.ctrl_c.let_in
-        return shared
+        measure = partial(objective, progress=progress)
+        return TrialQueue(self.opened, self.settings.trials, measure, enough, prepare_sampler, self._tell)
 
     def _watch_workers(self, left: int) -> None:
         """Let worker processes do the trials, and tell what they finish.
@@ -282,10 +289,15 @@ class Search:
 
         try:
             with progress_bar("trials", left) as advance:
-                codes = run_workers(_work, (self.settings, self.given, storage.HEARTBEAT), self.settings.workers, look)
+                codes = run_workers(
+                    _work,
+                    (self.settings, self.given, self.opened.database.heartbeat_interval),
+                    self.settings.workers,
+                    look,
+                )
         except KeyboardInterrupt:
             for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if trial.user_attrs.get("worker", "").startswith(_worker_name("")):
+                if worker_of(trial).startswith(_worker_name("")):
                     self.study.tell(trial.number, state=TrialState.FAIL)
             raise
         if codes:
@@ -302,13 +314,13 @@ class Search:
                 f"predicted {row['predicted']}"
             )
 
-    def _rerun(self, questions: Sequence[Question]) -> Rerun | None:
+    def _rerun(self, bench: Bench, questions: Sequence[Question]) -> Rerun | None:
         finalists = trial_table.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
         others = self._other_targets()
         with progress_bar("rerun", len(questions[:RERUN_QUESTIONS])) as advance:
-            return rerun_best(self.bench, questions[:RERUN_QUESTIONS], finalists, advance, others)
+            return rerun_best(bench, questions[:RERUN_QUESTIONS], finalists, advance, others)
 
     def _other_targets(self) -> dict[str, Bench]:
         """The family's other targets, by name, to be timed beside the finalists."""
@@ -342,7 +354,7 @@ class Search:
             "trials": len(trials),
             "sampler": self.settings.sampler,
             "best_trial": trial.number,
-            "best_trial_ratio": trial.user_attrs["ratio"],
+            "best_trial_ratio": TrialRecord.of(trial).speed.ratio,
             "remeasured": rerun is not None,
             "median_error_replay": errors["predicted"],
             "median_error_formula": errors["formula"],
@@ -356,7 +368,7 @@ class Search:
             objective.prior,
             trial,
             rerun,
-            score_dict(objective.ar_score),
+            ScoreSummary.of(objective.ar_score),
             provenance,
         )
         profile.save(self.out)
@@ -378,9 +390,8 @@ def _worker_name(number: int | str) -> str:
 
 def _work(settings: Settings, family: families.Family | None, heartbeat: int, number: int) -> None:
     """A worker process. Its parent speaks for it, and says how often it shows that it is alive."""
-    progress.stderr.quiet = True
-    storage.HEARTBEAT = heartbeat
-    prepare(settings, choose_examples(settings), family).work(number)
+    silence()
+    prepare(settings, choose_examples(settings), family, heartbeat).work(number)
 
 
 def _record(
@@ -412,9 +423,9 @@ def _record(
     }
 
 
-def _open(url: str, name: str, record: dict[str, Any], objectives: int) -> storage.OpenStudy:
+def _open(url: str, name: str, record: dict[str, Any], objectives: int, heartbeat: int) -> storage.OpenStudy:
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its traceback of a trial cut short by Ctrl-C is no news
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = optuna.pruners.WilcoxonPruner(p_threshold=0.05, n_startup_steps=MIN_QUESTIONS)
-        return storage.open_study(url, name, record, pruner, objectives)
+        return storage.open_study(url, name, record, pruner, objectives, heartbeat)

@@ -24,6 +24,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from tuning.study.prior import Prior
 from tuning.study.search_space import MAX_LENGTH, SearchSpace
+from tuning.study.trial_record import TrialRecord, is_measured
 
 _NOISE = (0.003, 0.01, 0.08)  # standard error of a trial's log ratio: least, expected, most
 _COMMON = 0.3  # variance common to all candidates, per unit of what varies between them
@@ -103,9 +104,9 @@ class PriorSampler(BaseSampler):
         """Mean and standard deviation of every candidate's log ratio."""
         if not trials:
             return self._log_predicted, np.full(len(self._candidates), _FIRST_SPREAD)
-        features = np.array([self._vector(PyramidConfig.from_dict(trial.user_attrs["config"])) for trial in trials])
-        seen = [trial.user_attrs for trial in trials]
-        errors = np.array([math.log(attributes["ratio"] / attributes["predicted_ratio"]) for attributes in seen])
+        records = [TrialRecord.of(trial) for trial in trials]
+        features = np.array([self._vector(record.config) for record in records])
+        errors = np.array([math.log(record.speed.ratio / record.predicted_ratio) for record in records])
         mean, spread = _regress(features, errors, self._features, _FIRST_SPREAD)
         return self._log_predicted + mean, spread
 
@@ -113,7 +114,7 @@ class PriorSampler(BaseSampler):
         chance = np.ones(len(self._candidates))
         for name in {name for trial in trials for name in trial.constraints}:
             known = [trial for trial in trials if name in trial.constraints]
-            features = np.array([self._vector(PyramidConfig.from_dict(trial.user_attrs["config"])) for trial in known])
+            features = np.array([self._vector(TrialRecord.of(trial).config) for trial in known])
             excess = np.array([trial.constraints[name] for trial in known])
             scale = float(np.abs(excess).max()) or 1.0
             mean, spread = _regress(features, excess / scale, self._features, 1.0)
@@ -159,13 +160,13 @@ def _regress(features: np.ndarray, values: np.ndarray, at: np.ndarray, spread: f
 def _measured(study: Study) -> list[FrozenTrial]:
     """Trials with a ratio: finished and pruned ones."""
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    return [trial for trial in ended if "ratio" in trial.user_attrs]
+    return [trial for trial in ended if is_measured(trial)]
 
 
 def _best(trials: Sequence[FrozenTrial]) -> float | None:
     """The best ratio among trials measured to their end within all limits."""
     ratios = [
-        trial.user_attrs["ratio"]
+        TrialRecord.of(trial).speed.ratio
         for trial in trials
         if trial.state == TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
     ]

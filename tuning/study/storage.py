@@ -63,9 +63,17 @@ class OpenStudy(NamedTuple):
 
 
 def open_study(
-    url: str, name: str, settings: Mapping[str, Any], pruner: optuna.pruners.BasePruner, objectives: int = 1
+    url: str,
+    name: str,
+    settings: Mapping[str, Any],
+    pruner: optuna.pruners.BasePruner,
+    objectives: int = 1,
+    heartbeat: int = HEARTBEAT,
 ) -> OpenStudy:
     """The study `name` at `url`, new or resumed; every objective is maximised.
+
+    Args:
+        heartbeat: seconds between two signs of life of a worker.
 
     Raises:
         ValueError: a storage that cannot be opened, or a study there that was made with other settings.
@@ -75,7 +83,7 @@ def open_study(
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
             with Lock(url, "tables"):  # two processes cannot create the tables of one database at once
-                database = _database(url)
+                database = _database(url, heartbeat)
                 study = optuna.create_study(
                     storage=database,
                     study_name=name,
@@ -92,15 +100,15 @@ def open_study(
     return OpenStudy(study, database, Lock(url, name))
 
 
-def _database(url: str) -> RDBStorage:
+def _database(url: str, heartbeat: int) -> RDBStorage:
     is_sqlite = url.startswith("sqlite")
     # SQLite: seconds to wait for another writer. A server may restart between two trials: look before each use.
     engine = {"connect_args": {"timeout": 60}} if is_sqlite else {"pool_pre_ping": True}
     return RDBStorage(
         url,
         engine_kwargs=engine,
-        heartbeat_interval=HEARTBEAT,
-        grace_period=3 * HEARTBEAT,
+        heartbeat_interval=heartbeat,
+        grace_period=3 * heartbeat,
         heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRIES),
     )
 

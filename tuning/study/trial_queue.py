@@ -6,6 +6,7 @@ import enum
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import optuna
@@ -36,12 +37,12 @@ class TrialQueue:
     a trial only if that is fewer than `total`, and keeps the lock until the trial's parameters are stored. So no trial
     is run that nobody asked for, and no sampler chooses what another worker has just begun.
 
-    Ctrl-C is held back, except where the objective enters `ctrl_c.let_in()`, which it should for all that takes long.
+    Ctrl-C is held back, except where the objective lets it in.
 
     Args:
         total: finished trials to end with.
-        objective: measures a trial; it must call the function that it gets as its second argument as soon as the
-            trial's parameters are stored.
+        objective: measures a trial; it must call its second argument as soon as the trial's parameters are stored, and
+            do what takes long within the context that its third argument, `ctrl_c.let_in`, returns.
         enough: asked when nothing is queued; True ends the study early.
         prepare_sampler: called before every claim, for samplers that need another seed each time.
         told: called with every trial that this worker finished.
@@ -49,7 +50,7 @@ class TrialQueue:
 
     opened: OpenStudy
     total: int
-    objective: Callable[[optuna.Trial, Callable[[], None]], Values]
+    objective: Callable[[optuna.Trial, Callable[[], None], Callable[[], AbstractContextManager]], Values]
     enough: Callable[[], bool] = lambda: False
     prepare_sampler: Callable[[], None] = lambda: None
     told: Callable[[FrozenTrial], None] = lambda trial: None
@@ -77,7 +78,7 @@ class TrialQueue:
                 if not has_waited:
                     note("Waiting for trials of other workers.")
                 has_waited = True
-                time.sleep(storage.HEARTBEAT / 10)
+                time.sleep(self._database.heartbeat_interval / 10)
 
     def _next(self) -> _Next:
         self._give_up_on_the_dead()
@@ -96,7 +97,7 @@ class TrialQueue:
             nonlocal failed_itself
             self._current = trial.number
             try:
-                return self.objective(trial, lambda: self._claimed(trial.number))
+                return self.objective(trial, lambda: self._claimed(trial.number), self.ctrl_c.let_in)
             except UpdateFinishedTrialError:
                 raise
             except BaseException:

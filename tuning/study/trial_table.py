@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
+from tuning.study.trial_record import TrialRecord, is_measured, worker_of
 
 COLUMNS = (
     "trial",
@@ -43,11 +43,6 @@ BRIEF = ("trial", "config", "predicted", "measured", "low", "high", "tokens/s", 
 _WIDE = 160  # characters that BRIEF needs; COLUMNS need half as many again
 
 
-def config_of(trial: FrozenTrial) -> PyramidConfig:
-    """The config that a trial ran."""
-    return PyramidConfig.from_dict(trial.user_attrs["config"])
-
-
 def feasible(trial: FrozenTrial) -> bool:
     """Whether the trial was measured to its end and kept every limit."""
     return trial.state == TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
@@ -55,15 +50,15 @@ def feasible(trial: FrozenTrial) -> bool:
 
 def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The usable trials by measured ratio."""
-    return sorted(filter(feasible, trials), key=lambda trial: -trial.user_attrs["ratio"])
+    return sorted(filter(feasible, trials), key=lambda trial: -TrialRecord.of(trial).speed.ratio)
 
 
 def front(trials: Sequence[FrozenTrial]) -> set[int]:
     """Numbers of the usable trials that no other beats in speed without losing score (the Pareto front)."""
-    points = {
-        trial.number: (trial.user_attrs["ratio"], trial.user_attrs["score"]["value"])
-        for trial in filter(feasible, trials)
-    }
+    points = {}
+    for trial in filter(feasible, trials):
+        record = TrialRecord.of(trial)
+        points[trial.number] = (record.speed.ratio, record.score.value)
     return {
         number
         for number, (ratio, score) in points.items()
@@ -73,57 +68,56 @@ def front(trials: Sequence[FrozenTrial]) -> set[int]:
 
 def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
     """Median of |predicted / measured - 1|; NaN without a finished trial. `name`: which prediction."""
-    seen = [trial.user_attrs for trial in trials if "ratio" in trial.user_attrs]
-    errors = [abs(attributes[name] / attributes["ratio"] - 1) for attributes in seen]
+    records = [TrialRecord.of(trial) for trial in trials if is_measured(trial)]
+    errors = [abs(getattr(record, name) / record.speed.ratio - 1) for record in records]
     return statistics.median(errors) if errors else math.nan
 
 
 def measured_by(trials: Sequence[FrozenTrial]) -> dict[str, list[int]]:
     """worker -> numbers of its trials"""
-    workers = sorted({trial.user_attrs["worker"] for trial in trials})
-    return {worker: [trial.number for trial in trials if trial.user_attrs["worker"] == worker] for worker in workers}
+    workers = sorted({worker_of(trial) for trial in trials})
+    return {worker: [trial.number for trial in trials if worker_of(trial) == worker] for worker in workers}
 
 
 def rows(trials: Sequence[FrozenTrial], tier_names: Sequence[str]) -> list[dict[str, str]]:
     """One dict of COLUMNS per finished trial, fastest first."""
-    measured = (trial for trial in trials if "ratio" in trial.user_attrs)
-    ordered = sorted(measured, key=lambda trial: -trial.user_attrs["ratio"])
+    ordered = sorted(filter(is_measured, trials), key=lambda trial: -TrialRecord.of(trial).speed.ratio)
     best = front(trials)
     return [_row(trial, tier_names, trial.number in best) for trial in ordered]
 
 
 def _row(trial: FrozenTrial, tier_names: Sequence[str], on_front: bool) -> dict[str, str]:
-    seen: dict[str, Any] = trial.user_attrs
-    low, high = seen["ratio_interval"]
-    score = seen.get("score")
+    record = TrialRecord.of(trial)
+    seen, score = record.speed, record.score
+    low, high = seen.ratio_interval
     state = {
         TrialState.COMPLETE: "measured"
         if feasible(trial)
         else "breaks " + ", ".join(name for name, excess in trial.constraints.items() if excess > 0)
     }.get(trial.state, trial.state.name.lower())
 
-    def by_tier(name: str) -> str:
-        return " ".join(f"{tier_names[int(tier)]} {value:.2f}" for tier, value in seen[name].items())
+    def by_tier(values: Mapping[int, float]) -> str:
+        return " ".join(f"{tier_names[tier]} {value:.2f}" for tier, value in values.items())
 
     values = (
         str(trial.number),
-        label(config_of(trial), tier_names),
-        f"{seen['predicted_ratio']:.2f}",
-        f"{seen['formula_ratio']:.2f}",
-        f"{seen['ratio']:.2f}",
+        label(record.config, tier_names),
+        f"{record.predicted_ratio:.2f}",
+        f"{record.formula_ratio:.2f}",
+        f"{seen.ratio:.2f}",
         f"{low:.2f}",
         f"{high:.2f}",
-        f"{seen['ratio_median']:.2f}",
-        f"{seen['tokens_per_second']:.1f}",
-        f"{seen['ar_tokens_per_second']:.1f}",
-        f"{seen['answer_ratio']:.2f}",
-        by_tier("acceptance"),
-        by_tier("acceptance_length"),
-        f"{seen['agreement']:.2f}",
-        f"{seen['mean_drift']:.3g}",
-        "" if score is None else f"{score['value']:.2f} ({score['low']:.2f}-{score['high']:.2f})",
+        f"{seen.ratio_median:.2f}",
+        f"{seen.tokens_per_second:.1f}",
+        f"{seen.ar_tokens_per_second:.1f}",
+        f"{seen.answer_ratio:.2f}",
+        by_tier(seen.acceptance),
+        by_tier(seen.acceptance_length),
+        f"{seen.agreement:.2f}",
+        f"{seen.mean_drift:.3g}",
+        "" if score is None else f"{score.value:.2f} ({score.low:.2f}-{score.high:.2f})",
         "*" if on_front else "",
-        str(seen["prompts"]),
+        str(seen.prompts),
         state,
     )
     return dict(zip(COLUMNS, values))

@@ -16,6 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 stderr = Console(stderr=True, highlight=False)
 
 
+def silence() -> None:
+    """No notes and no bars from this process on: its parent speaks for it."""
+    stderr.quiet = True
+
+
 def note(text: str) -> None:
     """One sentence on stderr."""
     stderr.print(text, markup=False, soft_wrap=True)
