@@ -273,7 +273,7 @@ class _Blocks:
         return self.config.stage(self.route[depth])
 
     def _rule(self, depth: int) -> tuple[str, float]:
-        """(rule, tau); the target's own tau is told by the text (`tuning.retelling`), never tested here."""
+        """(rule, tau); the target's own tau is in the text already (`trace_transforms`), never tested here."""
         tier = self.route[depth]
         if depth == 0 or tier == self.target:
             return "exact", 0.0

@@ -1,4 +1,4 @@
-"""What `tuning.blocks` fills: every block of one config, as arrays; what forwards cost, and how they are entered."""
+"""What `block_simulation` fills: every block of one config, as arrays; what forwards cost, and how they are counted."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ not to, and `unseen_passes` says how many passes that concerns. What deeper rout
 target's text within a block is estimated, and so is everything under sampling and under rules that let the output drift.
 Every result says which it is.
 
-Modelled time is counters priced with a cost table: measured where the traces were recorded, or what-if (`costs.py`).
+Modelled time is counters priced with a cost table: measured where the traces were recorded, or what-if (`what_if_costs.py`).
 """
 
 from __future__ import annotations

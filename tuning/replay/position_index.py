@@ -23,7 +23,7 @@ _PAST_END = -3  # the "id" of an empty slot
 
 
 class AcceptanceEstimate(Protocol):
-    """What replay asks where the recorded text ends: see `tuning.acceptance`. divergence: what it compares with tau."""
+    """What replay asks where the recorded text ends: see `acceptance_model`. divergence: what it compares with tau."""
 
     divergence: str
 
@@ -93,7 +93,7 @@ class PositionIndex:
         return self._tables[key]
 
     def transformed(self, **changes: Any) -> PositionIndex:
-        """The same text with other attributes, `top` say: how sampling and drift are estimated (`tuning.retelling`)."""
+        """The same text with other attributes, `top` say: how sampling and drift are estimated (`trace_transforms`)."""
         other = object.__new__(PositionIndex)
         other.__dict__.update(self.__dict__, **changes, _tables={})
         return other

@@ -1,4 +1,4 @@
-"""Pictures of a report, each drawn twice, for light and for dark. Needs matplotlib (the extra `report`)."""
+"""Plots of a report, each drawn twice, for light and for dark. Needs matplotlib (the extra `report`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of findings, as PNG files. Needs matplotlib (`pip install 'adaptive-pyramid[report]'`)."""
+"""Plots of findings, as PNG files. Needs matplotlib (`pip install 'adaptive-pyramid[report]'`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _axes(columns: int, width: float = 4.2, height: float = 3.2) -> tuple[Any, l
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'adaptive-pyramid[report]'") from error
+        raise ImportError("plots need matplotlib: pip install 'adaptive-pyramid[report]'") from error
     figure = Figure(figsize=(width * columns, height), layout="constrained")
     FigureCanvasAgg(figure)  # without pyplot: no display, no global state
     return figure, list(np.atleast_1d(figure.subplots(1, columns)))

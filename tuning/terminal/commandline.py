@@ -26,7 +26,7 @@ class OneSentenceParser(argparse.ArgumentParser):
 
 
 def add_cost_options(cli: argparse.ArgumentParser, what: str) -> None:
-    """--costs and --cost-rows, as `tuning.costs.load_costs` takes them. what: what they are for."""
+    """--costs and --cost-rows, as `tuning.replay.load_costs` takes them. what: what they are for."""
     cli.add_argument("--costs", metavar="NAME|FILE", help=f"{what}: gpu-24gb, or a YAML file (docs/traces.md)")
     cli.add_argument(
         "--cost-rows",
