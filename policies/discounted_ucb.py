@@ -31,7 +31,8 @@ class DiscountedUCB(NoiseScaledPolicy):
     ----------
     discount : float in (0, 1], optional
         gamma of the paper; memory is about 1 / (1 - discount) rounds. 1 never forgets. None: a memory of
-        max(200, 25 K) rounds.
+        max(200, 25 K) rounds,
+        shorter where more than one reward a round is known (`policies.noise.memory_for`).
     exploration : float >= 0
         Factor of ln(n) / n_i.
     noise : float in (0, 0.5], optional
@@ -58,15 +59,14 @@ class DiscountedUCB(NoiseScaledPolicy):
         **common: Any,
     ) -> None:
         super().__init__(n_arms, noise=noise, **common)
-        self._discount = (
-            1.0 - 1.0 / memory_for(self._n_arms) if discount is None else positive("discount", discount, 1.0)
-        )
+        self._discount = None if discount is None else positive("discount", discount, 1.0)
         self._exploration = number("exploration", exploration, 0.0)
 
     def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
         return means + self._bonus(weights, self._exploration, weights.sum())
 
     def _begin_round(self) -> None:
-        self._counts *= self._discount
-        self._sums *= self._discount
-        self._squares *= self._discount
+        discount = self._discount or 1.0 - 1.0 / memory_for(self._counts, self._rounds)
+        self._counts *= discount
+        self._sums *= discount
+        self._squares *= discount

@@ -54,13 +54,23 @@ def _shared(deviations: np.ndarray, degrees: np.ndarray) -> float:
     return float(min(shared, LARGEST_NOISE**2))
 
 
-def memory_for(n_arms: int) -> int:
-    """Rounds that a policy that forgets should remember: 25 an arm, at least 200.
+SHORTEST_MEMORY = 200.0
+ROUNDS_PER_ARM = 25.0
+
+
+def memory_for(counts: np.ndarray, rounds: int) -> float:
+    """Rounds that a policy that forgets should remember: 25 observations an arm, at least 200 rounds.
 
     What it forgets it has to find out again, arm by arm, so the memory that leaves most rounds for the best arm grows
-    with their number; a longer one follows changes later.
+    with their number; a longer one follows changes later. Where rewards of arms that were not played are known, too, 25
+    observations an arm take fewer rounds.
+
+    Args:
+        counts: remembered observations per arm (float64 [n_arms]). rounds: played so far.
     """
-    return max(200, 25 * n_arms)
+    longest = max(SHORTEST_MEMORY, ROUNDS_PER_ARM * len(counts))
+    per_round = max(1.0, float(counts.sum()) / max(1.0, min(rounds, longest)))
+    return max(SHORTEST_MEMORY, longest / per_round)
 
 
 class NoiseScaledPolicy(Policy):

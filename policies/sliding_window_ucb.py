@@ -29,7 +29,8 @@ class SlidingWindowUCB(NoiseScaledPolicy):
     Parameters
     ----------
     window : int, optional
-        tau of the paper: rounds that are remembered, at least 1. None: max(200, 25 K).
+        tau of the paper: rounds that are remembered, at least 1. None: max(200, 25 K), less where
+        more than one reward a round is known (`policies.noise.memory_for`).
     exploration : float >= 0
         Factor of the logarithm.
     noise : float in (0, 0.5], optional
@@ -57,13 +58,17 @@ class SlidingWindowUCB(NoiseScaledPolicy):
         **common: Any,
     ) -> None:
         super().__init__(n_arms, noise=noise, **common)
-        self._window = memory_for(self._n_arms) if window is None else whole("window", window, minimum=1)
+        self._window = None if window is None else whole("window", window, minimum=1)
         self._exploration = number("exploration", exploration, 0.0)
         self._history: list[tuple[int, int, float]] = []  # (round, arm, reward), oldest first
 
+    @property
+    def _memory(self) -> int:
+        return self._window or round(memory_for(self._counts, self._rounds))
+
     def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
         # + the prior's weight: pseudo-observations are rounds, too, that took place before the first
-        rounds = min(self._rounds, self._window) + self._prior_weights.sum()
+        rounds = min(self._rounds, self._memory) + self._prior_weights.sum()
         return means + self._bonus(weights, self._exploration, rounds)
 
     def _update(self, arm: int, reward: float, features: None) -> None:
@@ -71,9 +76,9 @@ class SlidingWindowUCB(NoiseScaledPolicy):
         self._history.append((self._rounds, arm, reward))
 
     def _begin_round(self) -> None:
-        expired = 0
+        expired, oldest = 0, self._rounds - self._memory
         for when, arm, reward in self._history:
-            if when > self._rounds - self._window:
+            if when > oldest:
                 break
             self._counts[arm] -= 1.0
             self._sums[arm] -= reward

@@ -35,7 +35,8 @@ class ThompsonSampling(Policy):
     Parameters
     ----------
     discount : float in (0, 1], optional
-        Memory is about 1 / (1 - discount) rounds; 1 never forgets. None: a memory of max(200, 25 K) rounds.
+        Memory is about 1 / (1 - discount) rounds; 1 never forgets. None: a memory of max(200, 25 K) rounds,
+        shorter where more than one reward a round is known (`policies.noise.memory_for`).
     noise : float in (0, 0.5], optional
         Standard deviation of a single reward that is expected of an arm before it was seen; None: that of all arms.
     noise_weight : float > 0
@@ -63,9 +64,7 @@ class ThompsonSampling(Policy):
         **common: Any,
     ) -> None:
         super().__init__(n_arms, **common)
-        self._discount = (
-            1.0 - 1.0 / memory_for(self._n_arms) if discount is None else positive("discount", discount, 1.0)
-        )
+        self._discount = None if discount is None else positive("discount", discount, 1.0)
         self._noise_weight = positive("noise_weight", noise_weight)
         self._noise = None if noise is None else positive("noise", noise, LARGEST_NOISE)
         self._squares = np.zeros(self._n_arms)
@@ -85,6 +84,7 @@ class ThompsonSampling(Policy):
         self._squares[arm] += reward * reward
 
     def _begin_round(self) -> None:
-        self._counts *= self._discount
-        self._sums *= self._discount
-        self._squares *= self._discount
+        discount = self._discount or 1.0 - 1.0 / memory_for(self._counts, self._rounds)
+        self._counts *= discount
+        self._sums *= discount
+        self._squares *= discount

@@ -282,7 +282,15 @@ def test_states_saved_without_squares_still_load(name: str) -> None:
     np.testing.assert_allclose(other._squares, expected)
 
 
-def test_memory_grows_with_the_number_of_arms() -> None:
-    assert make_policy("sliding_window_ucb", 8)._window == 200 and make_policy("sliding_window_ucb", 32)._window == 800
-    for name in ("discounted_ucb", "thompson"):
-        assert make_policy(name, 32)._discount == 1 - 1 / 800
+@pytest.mark.parametrize("n_arms", [8, 32, 100])
+def test_memory_is_25_observations_an_arm(n_arms: int) -> None:
+    """Of the played arm's reward alone 25 rounds an arm; 200 rounds, the least, where all rewards are known."""
+    rng = np.random.default_rng(0)
+    for name in ("discounted_ucb", "sliding_window_ucb"):
+        for known, rounds, expected in ((1, 6000, max(200, 25 * n_arms)), (n_arms, 1500, 200)):
+            policy = make_policy(name, n_arms)
+            for _ in range(rounds):
+                first = policy.select()
+                for arm in [first, *(a for a in range(n_arms) if a != first)][:known]:
+                    policy.update(arm, float(rng.random()))
+            assert policy.counts.sum() / known == pytest.approx(expected, rel=0.1), (name, known)
