@@ -123,7 +123,9 @@ class Detokenizer:
 class StopText:
     """Ends a text where one of the stop strings appears; called with the new ids after every token.
 
-    `end` is then the length of the text up to and with the match, so that nothing behind it leaks.
+    Stop strings are looked for in the text with its special tokens, as transformers' StopStringCriteria does, also where
+    they span special and other tokens. `end` is then the length of the text up to and with the match, special tokens left
+    out, so that nothing behind it leaks.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -132,18 +134,39 @@ class StopText:
                 raise ValueError(f"stop_strings must be non-empty strings, got {string!r}")
         self.strings = tuple(strings)
         self._reach = max(map(len, strings))
+        self._tokenizer = tokenizer
+        self._special = _special_ids(tokenizer)
         self._detokenizer = Detokenizer(tokenizer)
+        self._whole = ""  # with special tokens
         self._seen = 0
         self.end: int | None = None
 
     def __call__(self, new_ids: Sequence[int]) -> bool:
         for token in new_ids[self._seen :]:
             self._seen += 1
-            piece = self._detokenizer.push(token)
-            text = self._detokenizer.text
-            start = max(0, len(text) - len(piece) - self._reach + 1)
-            ends = [text.find(string, start) + len(string) for string in self.strings if string in text[start:]]
-            if ends:
-                self.end = min(ends)
+            if token in self._special:
+                # Decoded apart: some tokenizers put spaces around special tokens, which stop strings do not have.
+                found = self._append(self._detokenizer.flush()) or self._append(
+                    self._tokenizer.convert_ids_to_tokens(token), shown=False
+                )
+            else:
+                found = self._append(self._detokenizer.push(token))
+            if found:
                 return True
         return False
+
+    def _append(self, piece: str, shown: bool = True) -> bool:
+        """Whether a stop string ends in `piece`, the next of the text."""
+        start = max(0, len(self._whole) - self._reach + 1)
+        self._whole += piece
+        ends = [at + len(string) for string in self.strings if (at := self._whole.find(string, start)) >= 0]
+        if not ends:
+            return False
+        self.end = len(self._detokenizer.text) - (len(self._whole) - min(ends) if shown else 0)
+        return True
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    """What `decode(skip_special_tokens=True)` leaves out: named special tokens, and added ones that are marked special."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(tokenizer.all_special_ids) | {token for token, entry in added.items() if entry.special}

@@ -154,7 +154,7 @@ class AdaptivePyramid:
             inputs: text, a chat (list of messages), token ids (list or tensor), an encoding (`tokenizer(...)`), or a
                 list of any of these. A list gives a BatchOutput, run one after another through warm caches.
             attention_mask: as in Hugging Face; left padding is stripped.
-            generation_config, streamer: as in Hugging Face (a streamer takes one prompt).
+            generation_config, streamer: as in Hugging Face (a streamer takes one prompt; it is ended after an error, too).
             on_block: called as f(stats, new_ids) after every block.
             keywords: Hugging Face generation keywords with their names and defaults (max_new_tokens, do_sample,
                 temperature, top_k, top_p, min_p, repetition_penalty, logits_processor, stopping_criteria, stop_strings,
@@ -171,22 +171,25 @@ class AdaptivePyramid:
         Raises:
             TypeError: an unknown keyword. ValueError: one that asks for beams and the like, or an impossible value.
         """
-        with self._lock:
-            prompts, batched = self._prompts(inputs, attention_mask, generation_config, keywords)
-            if streamer is not None and len(prompts) > 1:
-                raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
-            outputs = []
-            for row, prompt in enumerate(prompts):
-                generation = self._generation(prompt, generation_config, keywords, on_block, row)
-                if streamer is not None:
-                    streamer.put(torch.tensor([prompt.padding + prompt.ids]))
-                for block in generation.run():
-                    for token in block.tokens if streamer is not None else ():
-                        streamer.put(torch.tensor([token]))
-                if streamer is not None:
-                    streamer.end()
-                outputs.append(generation.output(prompt.padding))
-            return padded_batch(outputs, generation.request.pad_token_id) if batched else outputs[0]
+        try:
+            with self._lock:
+                prompts, batched = self._prompts(inputs, attention_mask, generation_config, keywords)
+                if streamer is not None and len(prompts) > 1:
+                    raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
+                outputs = []
+                for row, prompt in enumerate(prompts):
+                    generation = self._generation(prompt, generation_config, keywords, on_block, row)
+                    if streamer is not None:
+                        streamer.put(torch.tensor([prompt.padding + prompt.ids]))
+                    for block in generation.run():
+                        for token in block.tokens if streamer is not None else ():
+                            streamer.put(torch.tensor([token]))
+                    outputs.append(generation.output(prompt.padding))
+                return padded_batch(outputs, generation.request.pad_token_id) if batched else outputs[0]
+        finally:
+            # After an error, too: who reads the streamer in another thread would wait for ever.
+            if streamer is not None:
+                streamer.end()
 
     def stream(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
 
 from adaptive_pyramid import AdaptivePyramid, Lookup
 from adaptive_pyramid.config import PyramidConfig
@@ -179,3 +182,122 @@ def test_a_controller_with_start_and_step_still_works() -> None:
     with pytest.raises(TypeError, match="control must be a name"):
         AdaptivePyramid(family, control=object())
     assert isinstance(stats.blocks[0].decision, Decision)
+
+
+# ---------------------------------------------------------------- streamers of calls that fail
+
+
+class Interrupted(LogitsProcessor):
+    """Raises at the fifth new token."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= len(PROMPTS[0]) + 5:
+            raise self.error
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("error", "prompt", "keywords"),
+    [
+        (RuntimeError, PROMPTS[0], {"logits_processor": [Interrupted(RuntimeError("five"))]}),
+        (KeyboardInterrupt, PROMPTS[0], {"logits_processor": [Interrupted(KeyboardInterrupt())]}),
+        (ValueError, [], {}),
+        (ValueError, [[1, 10], [1, 11]], {}),
+        (TypeError, PROMPTS[0], {"max_new_tokns": 3}),
+        (ValueError, PROMPTS[0], {"num_beams": 2}),
+        (ValueError, PROMPTS[0], {"method": "sdd"}),
+    ],
+)
+def test_a_streamer_ends_when_its_call_fails(error, prompt, keywords) -> None:
+    pyramid = AdaptivePyramid(graded_family("llama", 2), TOKENIZER, control="fixed")
+    streamer = TextIteratorStreamer(TOKENIZER, timeout=20)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.extend(streamer), daemon=True)
+    reader.start()
+    with pytest.raises(error if prompt else (TypeError, ValueError)):
+        pyramid.generate(prompt, streamer=streamer, **{"max_new_tokens": 20, "eos_token_id": None, **keywords})
+    reader.join(timeout=5)
+    assert not reader.is_alive(), "the reader was left waiting"
+
+
+def test_a_streamer_is_ended_once() -> None:
+    ended = []
+
+    class Counting(TextIteratorStreamer):
+        def end(self) -> None:
+            ended.append(True)
+            super().end()
+
+    out = AdaptivePyramid(graded_family("llama", 2), TOKENIZER).generate(
+        PROMPTS[0],
+        max_new_tokens=9,
+        streamer=(streamer := Counting(TOKENIZER, skip_prompt=True, skip_special_tokens=True)),
+    )
+    assert "".join(streamer) == out.text and ended == [True]
+
+
+# ---------------------------------------------------------------- stop strings of special tokens
+
+
+def chat_tokenizer():
+    """With two special tokens more, as chat templates write them."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<|im_start|>"]})
+    return tokenizer
+
+
+class Forced(LogitsProcessor):
+    """The text is what the test says, whatever the model thinks."""
+
+    def __init__(self, prompt: int, ids: list[int]) -> None:
+        self.prompt, self.ids = prompt, ids
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        at = input_ids.shape[1] - self.prompt
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.ids[min(at, len(self.ids) - 1)]] = 0.0
+        return forced
+
+
+@pytest.fixture(scope="module")
+def chat():
+    tokenizer = chat_tokenizer()
+    return tokenizer, graded_family("llama", 2, vocab_size=len(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("strings", "visible"),
+    [
+        (["<|im_end|>"], "the tea"),
+        (["tea<|im_end|>"], "the tea"),
+        (["a<|im_end|><|im_start|>u"], "the teau"),
+        (["im_end|><|im_start|>us"], "the teaus"),
+        (["<|im_start|>"], "the tea"),
+        (["<eos>"], "the teauser: no"),
+        (["r: n", "<eos>"], "the teauser: n"),
+        (["e t", "<|im_end|>"], "the t"),
+        (["<|im_end|> <|im_start|>"], None),  # no space is there
+    ],
+)
+@pytest.mark.parametrize("length", [1, 3, 16])
+def test_stop_strings_are_found_in_special_tokens(chat, strings, visible, length) -> None:
+    tokenizer, family = chat
+    text = tokenizer("the tea<|im_end|><|im_start|>user: no<eos>, go on. and on")["input_ids"]
+    prompt = [1, 10, 11, 12]
+    keywords = {
+        "logits_processor": LogitsProcessorList([Forced(len(prompt), text)]),
+        "stop_strings": strings,
+        "max_new_tokens": len(text),
+        "eos_token_id": None,
+    }
+    expected = family[-1].generate(torch.tensor([prompt]), do_sample=False, tokenizer=tokenizer, **keywords)[0, 4:]
+    pyramid = AdaptivePyramid(family, tokenizer, config=PyramidConfig.simple([length]), control="fixed")
+    out = pyramid.generate(prompt, **keywords)
+    assert out.ids == expected.tolist()
+    assert out.finish_reason == ("length" if visible is None else "stop_string")
+    assert out.text == (tokenizer.decode(text, skip_special_tokens=True) if visible is None else visible)
+    pieces = list(pyramid.stream(prompt, **keywords))
+    assert "".join(pieces) == out.text
