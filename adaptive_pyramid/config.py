@@ -101,6 +101,11 @@ class PyramidConfig:
         """Every tier the route can use, from bottom to top."""
         return tuple(tier for entry in self.route for tier in (entry if isinstance(entry, tuple) else (entry,)))
 
+    @property
+    def verifiers(self) -> tuple[int, ...]:
+        """The tiers of the route that verify, from bottom to top: all entries but the lowest, none of them a tuple."""
+        return tuple(entry for entry in self.route[1:] if isinstance(entry, int))
+
     # The papers' names. With two tiers there is no qualifier, so l_Q and tau_Q do not exist.
     @property
     def l_D(self) -> int:
@@ -147,7 +152,7 @@ class PyramidConfig:
     @property
     def label(self) -> str:
         """Short text: route, then lengths (and taus where set) of the stages in use: `0>1>2 l=4,8 tau=.2,0`."""
-        stages = [self.stage(entry) for entry in self.route[1:]]
+        stages = [self.stage(tier) for tier in self.verifiers]
         text = route_label(self.route)
         if stages:
             text += " l=" + ",".join(str(stage.length) for stage in stages)
@@ -179,7 +184,7 @@ def route_label(route: Route) -> str:
     return ">".join("|".join(map(str, entry)) if isinstance(entry, tuple) else str(entry) for entry in route)
 
 
-def all_routes(n_tiers: int) -> list[Route]:
+def all_routes(n_tiers: int) -> list[tuple[int, ...]]:
     """Every plain chain that ends at the target, shortest first: `(2,), (0, 2), (1, 2), (0, 1, 2)` for three tiers."""
     check_int("n_tiers", n_tiers, 1)
     chains: list[tuple[int, ...]] = [()]

@@ -61,7 +61,7 @@ class Profile:
     method: str
     config: PyramidConfig
     target: str = "auto"
-    rules: tuple[str, str] = ("exact", "exact")
+    rules: tuple[str, ...] = ("exact", "exact")
     divergence: str = "js"
     do_sample: bool = False
     drift_budget: float | None = None
@@ -240,12 +240,13 @@ def _check(where: str, profile: Profile) -> None:
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TypeError(f"{where}: {name} must map names to text, got {key!r}: {value!r}")
     tiers = range(len(profile.tiers))
-    for tier in profile.costs.table if profile.costs is not None else ():
+    costs = {} if profile.costs is None else profile.costs.table
+    for tier, row in costs.items():
         if tier not in tiers:
             raise ValueError(f"{where}: costs names tier {tier}, but tiers are 0 to {len(tiers) - 1}")
-        if min(profile.costs.table[tier].values()) <= 0:
-            raise ValueError(f"{where}: costs of tier {tier} must be seconds above 0, got {profile.costs.table[tier]}")
-    if profile.costs is not None and tiers[-1] not in profile.costs.table:
+        if min(row.values()) <= 0:
+            raise ValueError(f"{where}: costs of tier {tier} must be seconds above 0, got {row}")
+    if profile.costs is not None and tiers[-1] not in costs:
         raise ValueError(f"{where}: costs lacks the target, tier {tiers[-1]}")
     for name, state in profile.control.items():
         if not isinstance(state, Mapping):

@@ -36,7 +36,7 @@ class AdaptivePyramid:
     """Pyramid speculative decoding around one target model.
 
     Args:
-        models: from draft to target (models, `Lookup()`, candidate generators), or a Family.
+        models: from draft to target (models, `PromptLookup()`, candidate generators), or a Family.
         tokenizer: for text; default: the family's, or the one saved beside the target.
         method: "pyramid" (control chooses the route), "ar", "sd", "fsd", "psd_a", "psd_f", "polybasic" or a Method.
         profile: a Profile, or the path of one: config, method and taus found by tuning.

@@ -33,7 +33,7 @@ _UNSUPPORTED = {
     "constraints": (None, "constrained beam search"),
     "force_words_ids": (None, "constrained beam search"),
     "num_return_sequences": (1, "several sequences per prompt"),
-    "prompt_lookup_num_tokens": (None, "its own lookup: put Lookup() among the tiers instead"),
+    "prompt_lookup_num_tokens": (None, "its own lookup: put PromptLookup() among the tiers instead"),
     "assistant_early_exit": (None, "early exit: put truncate(model, ...) among the tiers instead"),
     "guidance_scale": (None, "classifier-free guidance"),
     "token_healing": (False, "token healing"),

@@ -209,7 +209,7 @@ class ThroughputModel:
         tokens = self.predict(config).tokens
         forwards, found = 1.0, {config.target: tokens}
         for depth in range(len(config.route) - 2, 0, -1):
-            tier, above = config.route[depth], config.route[depth + 1]
+            tier, above = config.verifiers[depth - 1 : depth + 1]
             earned = self.acceptance[tier, above]
             asked = max(1.0, config.stage(above).length * earned.fill)
             forwards *= earned.hit * asked / self._round(config, depth).tokens
@@ -227,9 +227,9 @@ class ThroughputModel:
 
     def _round(self, config: PyramidConfig, depth: int) -> Throughput:
         """One verification by the tier at `route[depth]` and what led to it."""
-        tier = config.route[depth]
         if depth == 0:
-            return Throughput(1.0, self.costs.seconds(tier, 1) + self.overhead)
+            return Throughput(1.0, self.costs.seconds(config.tiers[0], 1) + self.overhead)
+        tier = config.verifiers[depth - 1]
         length = config.stage(tier).length
         below = config.route[depth - 1]
         tokens = seconds = 0.0
@@ -309,7 +309,7 @@ def insertion_advice(model: ThroughputModel, config: PyramidConfig, tier: int) -
     if not 0 < depth < len(config.route) - 1:
         raise ValueError(f"tier {tier} is not a middle tier of route {config.route}")
     without = config.with_route(config.route[:depth] + config.route[depth + 1 :])
-    above = config.route[depth + 1]
+    above = config.verifiers[depth]
     lengths, lengths_without = model.tokens_per_forward(config), model.tokens_per_forward(without)
 
     def forward_seconds(verifier: int) -> float:

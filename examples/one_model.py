@@ -13,7 +13,7 @@ import argparse
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adaptive_pyramid import AdaptivePyramid, Lookup, families, quantize
+from adaptive_pyramid import AdaptivePyramid, PromptLookup, families, quantize
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", nargs="?", metavar="MODEL")
@@ -27,7 +27,7 @@ else:
     model = AutoModelForCausalLM.from_pretrained(options.model).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
 
-pyramid = AdaptivePyramid([Lookup(), quantize(model, body="int8"), model], tokenizer)
+pyramid = AdaptivePyramid([PromptLookup(), quantize(model, body="int8"), model], tokenizer)
 prompt = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,"
 alone = pyramid.generate(prompt, max_new_tokens=options.tokens, method="ar")
 out = pyramid.generate(prompt, max_new_tokens=options.tokens)

@@ -202,9 +202,10 @@ def number(field: str, value: object, minimum: float, maximum: float = math.inf)
     """`value` as a float if it is finite and in [minimum, maximum]; else TypeError or ValueError naming the field."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{field} must be a number, got {value!r}")
-    if not math.isfinite(value) or not minimum <= value <= maximum:
+    as_float = float(value)
+    if not math.isfinite(as_float) or not minimum <= as_float <= maximum:
         raise ValueError(f"{field} must be a finite number in [{minimum:g}, {maximum:g}], got {value!r}")
-    return float(value)
+    return as_float
 
 
 def positive(field: str, value: object, maximum: float = math.inf) -> float:
@@ -229,8 +230,10 @@ def _per_arm(
     field: str, values: float | Sequence[float] | None, default: float, n_arms: int, maximum: float = math.inf
 ) -> np.ndarray:
     """One float in [0, maximum] per arm (float64, shape [n_arms]); a single number stands for all arms."""
-    if values is None or isinstance(values, Real):
-        values = [default if values is None else values] * n_arms
+    if values is None:
+        values = [default] * n_arms
+    elif isinstance(values, (float, Real)):
+        values = [values] * n_arms
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise TypeError(f"{field} must be a number or a sequence of numbers, got {values!r}")
     if len(values) != n_arms:

@@ -62,7 +62,7 @@ class DiscountedUCB(NoiseScaledPolicy):
         self._discount = None if discount is None else positive("discount", discount, 1.0)
         self._exploration = number("exploration", exploration, 0.0)
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         return means + self._bonus(weights, self._exploration, weights.sum())
 
     def _begin_round(self) -> None:

@@ -43,7 +43,7 @@ class EpsilonGreedy(Policy):
         self._epsilon = number("epsilon", epsilon, 0.0, 1.0)
         self._decay = number("decay", decay, 0.0)
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         if self._rng.random() < self._epsilon / (1.0 + self._decay * self._rounds):
             return self._rng.random(self._n_arms)  # the highest of independent uniforms is a uniformly random arm
         return means

@@ -72,14 +72,14 @@ class Exp3(Policy):
         rate, _ = self._rate_and_time(self._rounds + 1)
         return (1.0 - rate) * self._weights(rate) + rate / self._n_arms
 
-    def _select(self, features: None) -> int:
+    def _select(self, features: np.ndarray | None) -> int:
         probabilities = self.probabilities()
         # the last arm takes what is left of [0, 1), so that rounding in the sum cannot select an arm beyond it
         arm = int(probabilities[:-1].cumsum().searchsorted(self._rng.random(), side="right"))
         self._chosen, self._chosen_probability = arm, float(probabilities[arm])
         return arm
 
-    def _update(self, arm: int, reward: float, features: None) -> None:
+    def _update(self, arm: int, reward: float, features: np.ndarray | None) -> None:
         super()._update(arm, reward, features)
         gain = reward / self._chosen_probability
         if not self._switches:

@@ -57,12 +57,14 @@ class LinUCB(Policy):
         self._thetas = np.zeros_like(precision)
         self._thetas[:, -1] = self._prior_means
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
+        assert features is not None  # `_check_context` refuses None
         variances = (self._inverses @ features) @ features
         # max: rounding can make a variance that should be 0 negative
         return self._thetas @ features + self._alpha * np.sqrt(np.maximum(variances, 0.0))
 
-    def _update(self, arm: int, reward: float, features: np.ndarray) -> None:
+    def _update(self, arm: int, reward: float, features: np.ndarray | None) -> None:
+        assert features is not None
         super()._update(arm, reward, features)
         direction = self._inverses[arm] @ features
         gain = direction / (1.0 + features @ direction)

@@ -66,12 +66,12 @@ class SlidingWindowUCB(NoiseScaledPolicy):
     def _memory(self) -> int:
         return self._window or round(memory_for(self._counts, self._rounds))
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         # + the prior's weight: pseudo-observations are rounds, too, that took place before the first
         rounds = min(self._rounds, self._memory) + self._prior_weights.sum()
         return means + self._bonus(weights, self._exploration, rounds)
 
-    def _update(self, arm: int, reward: float, features: None) -> None:
+    def _update(self, arm: int, reward: float, features: np.ndarray | None) -> None:
         super()._update(arm, reward, features)
         self._history.append((self._rounds, arm, reward))
 

@@ -69,7 +69,7 @@ class ThompsonSampling(Policy):
         self._noise = None if noise is None else positive("noise", noise, LARGEST_NOISE)
         self._squares = np.zeros(self._n_arms)
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         degrees = self._noise_weight + self._counts  # 2 a
         squares = self._squares + self._prior_weights * self._prior_means**2 - weights * means * means
         # max: sums of squares of equal rewards cancel to rounding errors of either sign
@@ -79,7 +79,7 @@ class ThompsonSampling(Policy):
         spread = self._noise_weight * noise_squared + np.maximum(squares, 0.0)  # 2 b
         return means + np.sqrt(spread / (degrees * weights)) * self._rng.standard_t(degrees)
 
-    def _update(self, arm: int, reward: float, features: None) -> None:
+    def _update(self, arm: int, reward: float, features: np.ndarray | None) -> None:
         super()._update(arm, reward, features)
         self._squares[arm] += reward * reward
 

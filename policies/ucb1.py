@@ -49,5 +49,5 @@ class UCB1(NoiseScaledPolicy):
         super().__init__(n_arms, noise=noise, **common)
         self._exploration = number("exploration", exploration, 0.0)
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         return means + self._bonus(weights, self._exploration, weights.sum())

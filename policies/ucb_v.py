@@ -52,12 +52,12 @@ class UCBV(Policy):
         self._range_weight = number("range_weight", range_weight, 0.0)
         self._squares = np.zeros(self._n_arms)
 
-    def _scores(self, weights: np.ndarray, means: np.ndarray, features: None) -> np.ndarray:
+    def _scores(self, weights: np.ndarray, means: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         width = self._exploration * math.log(max(1.0, weights.sum())) / weights
         second_moments = (self._prior_weights * self._prior_means + self._squares) / weights
         variances = np.maximum(second_moments - means * means, 0.0)
         return means + np.sqrt(2.0 * variances * width) + 3.0 * self._range_weight * width
 
-    def _update(self, arm: int, reward: float, features: None) -> None:
+    def _update(self, arm: int, reward: float, features: np.ndarray | None) -> None:
         super()._update(arm, reward, features)
         self._squares[arm] += reward * reward

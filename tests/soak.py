@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import Method, resolve
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from tests.engine import ChosenControl, check_identities, counted_forwards, reference_ids
@@ -147,7 +147,9 @@ def random_case(seed: int) -> Case:
 def pyramid_of(arch: str, variant: str, tiers: tuple[int | str, ...]) -> AdaptivePyramid:
     """Kept across runs, so that every run but the first meets a warm cache full of another text."""
     family = models_of(arch, variant)
-    return AdaptivePyramid([Lookup(3, 1) if tier == "lookup" else family[tier] for tier in tiers], tiny_tokenizer())
+    return AdaptivePyramid(
+        [PromptLookup(3, 1) if tier == "lookup" else family[tier] for tier in tiers], tiny_tokenizer()
+    )
 
 
 def random_config(rng: random.Random, case: Case) -> PyramidConfig:

@@ -253,6 +253,14 @@ def test_all_public_names_resolve():
         _ = adaptive_pyramid.Pyramid
 
 
+def test_the_old_name_of_the_lookup_tier_warns():
+    import adaptive_pyramid
+
+    with pytest.warns(DeprecationWarning, match="adaptive_pyramid.Lookup is now adaptive_pyramid.PromptLookup"):
+        assert adaptive_pyramid.Lookup is adaptive_pyramid.PromptLookup
+    assert "Lookup" not in adaptive_pyramid.__all__
+
+
 def test_the_reader_of_imports_sees_relative_ones(tmp_path):
     """The arrows above are worth as much as this reader."""
     assert "adaptive_pyramid.stats" in IMPORTS["adaptive_pyramid.decoding.tiers"]

@@ -15,7 +15,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.decoding import drafters
-from adaptive_pyramid.decoding.drafters import Lookup, ModelDrafter
+from adaptive_pyramid.decoding.drafters import ModelDrafter, PromptLookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.decoding.sampling import Sampler
 from adaptive_pyramid.decoding.tiers import Stage
@@ -105,12 +105,12 @@ CASES = {
         FOUR, PyramidConfig.simple([2, 2, 2], [0.02, 0.02, 0]), Method("m", "fuzzy", "exact", "js")
     ),
     "keyed match": Case(THREE, PyramidConfig.simple([2, 3], [0.27, 0]), "pyramid", {"seeded": True}),
-    "lookup": Case([Lookup(3, 1), THREE[2]], PyramidConfig.simple([3]), "sd", prompt=REPETITIVE),
+    "lookup": Case([PromptLookup(3, 1), THREE[2]], PyramidConfig.simple([3]), "sd", prompt=REPETITIVE),
     "lookup, relaxed Q, T": Case(
-        [Lookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3], [0.9, 0]), "pyramid", prompt=REPETITIVE
+        [PromptLookup(3, 1), THREE[1], THREE[2]], PyramidConfig.simple([2, 3], [0.9, 0]), "pyramid", prompt=REPETITIVE
     ),
     "first of lookup and draft": Case(
-        [Lookup(3, 2), *THREE],
+        [PromptLookup(3, 2), *THREE],
         PyramidConfig.simple([1, 2, 3], [0, 0.3, 0], ((0, 1), 2, 3)),
         "pyramid",
         prompt=REPETITIVE,
@@ -211,7 +211,7 @@ def draws_the_correction_from_p(monkeypatch):
 
 def treats_lookups_as_drawn_from_p(monkeypatch):
     """A lookup's distribution is taken for something softer than a point mass."""
-    propose = drafters.LookupDrafter.propose
+    propose = drafters.PromptLookupDrafter.propose
 
     def soft(self, run, *args):
         proposal = propose(self, run, *args)
@@ -219,7 +219,7 @@ def treats_lookups_as_drawn_from_p(monkeypatch):
             proposal.distributions = torch.full((len(proposal), VOCAB), 1 / VOCAB)
         return proposal
 
-    monkeypatch.setattr(drafters.LookupDrafter, "propose", soft)
+    monkeypatch.setattr(drafters.PromptLookupDrafter, "propose", soft)
 
 
 def continues_behind_eos(monkeypatch):

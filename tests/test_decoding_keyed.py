@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from tests.engine import ChosenControl, reference_ids
@@ -81,7 +81,7 @@ def test_neither_draft_nor_control_nor_history_changes_a_seeded_text():
         tiny_model("llama", seed=9),
         tiny_model("gpt2", seed=3),
         target,
-        Lookup(3, 1),
+        PromptLookup(3, 1),
     ]
     expected = reference_ids(target, PROMPT, 7, eos_token_id=EOS, **SETTINGS)
     for draft in drafts:

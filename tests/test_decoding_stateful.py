@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.request import GenerationRequest
 from tests.engine import reference_ids
@@ -115,7 +115,7 @@ def test_keyed_sampling_is_that_of_generate(family, name, way):
 
 
 def test_a_lookup_and_an_early_stop_below(family):
-    pyramid = AdaptivePyramid([Lookup(3, 1), *family[1:]])
+    pyramid = AdaptivePyramid([PromptLookup(3, 1), *family[1:]])
     keywords = {"max_new_tokens": NEW, "eos_token_id": None}
     expected = reference_ids(family[-1], PROMPT, logits_processor=[Declared(0.5)], **keywords)
     for config in (PyramidConfig.simple([2, 5]), PyramidConfig.simple([3, 3], route=((0, 1), 2))):

@@ -10,7 +10,7 @@ import torch
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.pyramid import AdaptivePyramid
 from adaptive_pyramid.request import GenerationRequest
@@ -117,7 +117,7 @@ def test_every_route_of_three_tiers_by_itself():
 def test_lookup_falls_through_to_a_model():
     """The lookup answers where it finds something; where it abstains the draft does."""
     family = graded_family("llama", 2)
-    decoder = PyramidDecoder([Lookup(3, 2), *family])
+    decoder = PyramidDecoder([PromptLookup(3, 2), *family])
     prompt = [5, 6, 7, 8, 9, 5, 6, 7]
     expected = reference_ids(family[-1], prompt, max_new_tokens=40, eos_token_id=None)
     ids, blocks = decoded(
@@ -128,9 +128,9 @@ def test_lookup_falls_through_to_a_model():
 
 
 def test_vertical_cascade():
-    """Lookup under a small model under the qualifier under the target: Cascade Speculative Drafting by recursion alone."""
+    """PromptLookup under a small model under the qualifier under the target: Cascade Speculative Drafting by recursion alone."""
     family = graded_family("llama", 3)
-    decoder = PyramidDecoder([Lookup(3, 1), *family])
+    decoder = PyramidDecoder([PromptLookup(3, 1), *family])
     prompt = [5, 6, 7, 8] * 4
     expected = reference_ids(family[-1], prompt, max_new_tokens=40, eos_token_id=None)
     with counted_forwards(decoder.tiers) as (passes, _):
@@ -178,7 +178,7 @@ def test_the_target_reads_nothing_twice():
 
 def test_two_decodings_of_one_decoder_may_be_interleaved():
     family = graded_family("gemma3", 3)
-    decoder = PyramidDecoder([Lookup(2, 1), *family])
+    decoder = PyramidDecoder([PromptLookup(2, 1), *family])
     prompts = ([1, 10, 11, 12], [1, 10, 11, 30, 31])
     expected = [reference_ids(family[-1], prompt, max_new_tokens=16, eos_token_id=None) for prompt in prompts]
     decodings = [decoder.start(request(16, prompt=prompt)) for prompt in prompts]
@@ -211,15 +211,15 @@ def test_blocks_can_be_driven_by_hand():
 
 def test_a_decoder_refuses_what_it_cannot_run():
     family = graded_family("llama", 2)
-    decoder = PyramidDecoder([Lookup(), *family])
+    decoder = PyramidDecoder([PromptLookup(), *family])
     with pytest.raises(ValueError, match="for 2 tiers, this pyramid has 3"):
         decoder.start(request()).step(PyramidConfig.simple([2]))
     with pytest.raises(TypeError, match="last tier must be a transformers model"):
-        PyramidDecoder([family[0], Lookup()])
-    with pytest.raises(TypeError, match="tier 0 must be a transformers model, Lookup"):
+        PyramidDecoder([family[0], PromptLookup()])
+    with pytest.raises(TypeError, match="tier 0 must be a transformers model, PromptLookup"):
         PyramidDecoder(["smollm2", family[1]])
     with pytest.raises(ValueError, match="tier 1 has no model, so it can only stand at the bottom"):
-        PyramidDecoder([family[0], Lookup(), family[1]]).check(PyramidConfig.simple([2, 2]))
+        PyramidDecoder([family[0], PromptLookup(), family[1]]).check(PyramidConfig.simple([2, 2]))
     finished = decoder.start(request(1))
     finished.step(PyramidConfig.simple([2, 2], route=(2,)))
     with pytest.raises(RuntimeError, match="finished"):
@@ -258,7 +258,7 @@ def test_a_lookup_that_was_not_asked_is_looked_at_all_the_same():
     """What its shadow says is what it earns when it is asked, and looking changes nothing else."""
     family = graded_family("llama", 2)
     prompt = [4, 5, 6, 7] * 3
-    pyramid = AdaptivePyramid([Lookup(3, 1), *family])
+    pyramid = AdaptivePyramid([PromptLookup(3, 1), *family])
     keywords = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
     alone, asked = (
         pyramid.generate(prompt, config=PyramidConfig.simple([1, 16], route=route), **keywords)

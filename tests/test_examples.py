@@ -14,7 +14,7 @@ import yaml
 
 import adaptive_pyramid
 from adaptive_pyramid import AdaptivePyramid, PyramidConfig
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.profile import Profile
 from tests.recorded import synthetic
 from tests.tiny import graded_family, tiny_tokenizer
@@ -116,7 +116,7 @@ def test_readme_code(folder, monkeypatch, recwarn):
         AdaptivePyramid, "from_family", lambda name, **keywords: loaded if name == "smollm2-135m" else pytest.fail(name)
     )
     names = {
-        "Lookup": Lookup,
+        "PromptLookup": PromptLookup,
         "draft": family[0],
         "qualifier": family[1],
         "target": family[2],

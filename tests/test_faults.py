@@ -22,7 +22,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.output import Detokenizer, StopText
 from adaptive_pyramid.pyramid import AdaptivePyramid
@@ -486,8 +486,8 @@ def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
     }[how]
     copied = 0
     for tiers, config in (
-        ([Lookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
-        ([Lookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0])),
+        ([PromptLookup(3, 1), llamas[2]], PyramidConfig.simple([4], [9.0])),
+        ([PromptLookup(3, 1), *llamas[1:]], PyramidConfig.simple([4, 6], [9.0, 9.0])),
     ):
         pyramid = AdaptivePyramid(tiers, method=method, config=config, control="fixed")
         for seed in range(5):
@@ -501,7 +501,7 @@ def test_no_threshold_lets_a_lookup_break_a_ban(llamas, how):
 
 def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():
     """Its index is built once per token: the number of n-grams entered grows linearly, however many proposals are asked."""
-    from adaptive_pyramid.decoding.drafters import LookupDrafter
+    from adaptive_pyramid.decoding.drafters import PromptLookupDrafter
     from adaptive_pyramid.decoding.tokens import TokenSequence
 
     entered = 0
@@ -514,7 +514,7 @@ def test_lookup_never_reads_beyond_the_verified_text_and_stays_cheap():
 
     rng = random.Random(0)
     text = TokenSequence([rng.randrange(6) for _ in range(300)])
-    drafter = LookupDrafter(Lookup(3, 1), 0, 100)
+    drafter = PromptLookupDrafter(PromptLookup(3, 1), 0, 100)
     drafter.find(text, 4)
     drafter._after = Counting(drafter._after)
     for _ in range(200):

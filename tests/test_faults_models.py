@@ -10,15 +10,15 @@ import peft
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
-from engine import reference_ids
-from tiny import graded_family, tiny_model
 from transformers import GenerationConfig
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.models.quantize import quantize
 from adaptive_pyramid.models.truncate import truncate
 from adaptive_pyramid.pyramid import AdaptivePyramid
+from tests.engine import reference_ids
+from tests.tiny import graded_family, tiny_model
 
 torch.set_num_threads(1)
 PROMPT = [1, 10, 11, 12, 30]
@@ -70,7 +70,7 @@ def test_a_model_within_peft_is_decoded_with_its_adapter_active():
     draft, target = graded_family("llama", 2)
     plain = reference_ids(target, PROMPT, max_new_tokens=NEW, eos_token_id=None)
     wrapped = with_lora(target)
-    pyramid = pyramid_of([Lookup(), with_lora(draft), wrapped])
+    pyramid = pyramid_of([PromptLookup(), with_lora(draft), wrapped])
     assert assert_equals_generate(pyramid, wrapped) != plain
     assert_equals_generate(pyramid_of([draft, torch.compile(wrapped)]), wrapped)
     with wrapped.disable_adapter():

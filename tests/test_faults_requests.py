@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TextIteratorStreamer
 
-from adaptive_pyramid import AdaptivePyramid, Lookup
+from adaptive_pyramid import AdaptivePyramid, PromptLookup
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.control.controller import Controller, RequestInfo
 from adaptive_pyramid.control.cost_tracker import CostTracker
@@ -133,7 +133,7 @@ def test_two_streams_at_once_give_the_texts_of_one_after_the_other(control: str)
     keywords = {"max_new_tokens": 60, "eos_token_id": None}
 
     def pyramid() -> AdaptivePyramid:
-        return AdaptivePyramid([Lookup(3, 1), *family], TOKENIZER, control=control)
+        return AdaptivePyramid([PromptLookup(3, 1), *family], TOKENIZER, control=control)
 
     expected = [AdaptivePyramid(family[-1:], TOKENIZER).generate(prompt, **keywords).text for prompt in PROMPTS]
     both = pyramid()

@@ -323,7 +323,7 @@ def test_a_checkpoints_cache_preference_is_no_obstacle(family):
         ({"assistant_model": object()}, ValueError, "assistant_model"),
         ({"num_assistant_tokens": 5}, ValueError, "no effect here"),
         ({"length_penalty": 2.0}, ValueError, "beam search"),
-        ({"prompt_lookup_num_tokens": 3}, ValueError, "Lookup"),
+        ({"prompt_lookup_num_tokens": 3}, ValueError, "PromptLookup"),
         ({"use_cache": False}, ValueError, "use_cache"),
         ({"guidance_scale": 2.0}, ValueError, "classifier-free"),
         ({"seed": -1}, ValueError, "seed"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.models import calibration, families
 from adaptive_pyramid.models.families import FamilyUnavailable, load, names
 from adaptive_pyramid.models.quantize import QuantizedLinear
@@ -96,7 +96,7 @@ def test_one_model_is_a_family_with_derived_tiers(tmp_path):
     )
     family = load(path, dtype="float32", progress=False)
     lookup, small, big = family.models
-    assert isinstance(lookup, Lookup) and isinstance(small.lm_head, QuantizedLinear)
+    assert isinstance(lookup, PromptLookup) and isinstance(small.lm_head, QuantizedLinear)
     assert small.model.embed_tokens.weight is big.model.embed_tokens.weight
     first, middle, last = family.tiers
     assert first == families.TierReport("lookup", 0, 0, 0)
@@ -220,7 +220,7 @@ def test_bad_files(tmp_path, spec, message):
 @pytest.mark.embedded
 def test_embedded_family(embedded_family):
     lookup, int4, target = embedded_family.models
-    assert isinstance(lookup, Lookup) and embedded_family.dtype == torch.float32
+    assert isinstance(lookup, PromptLookup) and embedded_family.dtype == torch.float32
     report = dict(zip(embedded_family.tier_names, embedded_family.tiers))
     assert report["target"].parameters == report["int4"].parameters == 134_515_008
     assert report["int4"].agreement > 0.9 and report["int4"].overlap > 0.95

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_pyramid.config import PyramidConfig, StageConfig, all_routes
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import Method
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, costs, repetitive, synthetic
@@ -45,7 +45,7 @@ def ending() -> Pool:
 @pytest.fixture(scope="module")
 def copying() -> Pool:
     """A lookup below two models."""
-    tiers = [Lookup(3, 1), *graded_family("llama", 2, seed=2, eos_token_id=None)]
+    tiers = [PromptLookup(3, 1), *graded_family("llama", 2, seed=2, eos_token_id=None)]
     return Pool.of(tiers, repetitive(tiers, PROMPTS), NEW)
 
 
@@ -132,7 +132,7 @@ def test_early_stops_are_exact_along_the_text(plain) -> None:
 def test_a_lookup_knows_of_its_block_only_what_was_verified_before() -> None:
     """Text that repeats itself: the latest source of a copy lies inside the block that is being proposed."""
     target = tiny_model("llama", eos_token_id=None, initializer_range=0.02)
-    tiers = [Lookup(3, 1), perturbed(target, 0.01), target]
+    tiers = [PromptLookup(3, 1), perturbed(target, 0.01), target]
     pool = Pool.of(tiers, PROMPTS, NEW)
     assert any(len(set(trace.ids[-10:].tolist())) < 5 for trace in pool.traces)
     seen: Counter = Counter()
@@ -362,7 +362,9 @@ def test_mistakes_are_named(plain, copying) -> None:
     with pytest.raises(ValueError, match="no trace 9|trace must be in"):
         Replay(plain.traces).environment(9)
     four = Pool.of(
-        [*graded_family("llama", 2, eos_token_id=None)[:1], Lookup(), tiny_model(eos_token_id=None)], PROMPTS[:1], 8
+        [*graded_family("llama", 2, eos_token_id=None)[:1], PromptLookup(), tiny_model(eos_token_id=None)],
+        PROMPTS[:1],
+        8,
     )
     with pytest.raises(ValueError, match="only stand at the bottom"):
         replay(four.traces, config)

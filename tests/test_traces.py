@@ -14,7 +14,7 @@ import yaml
 
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.divergence import DIVERGENCES as FUNCTIONS
-from adaptive_pyramid.decoding.drafters import Lookup, LookupDrafter
+from adaptive_pyramid.decoding.drafters import PromptLookup, PromptLookupDrafter
 from adaptive_pyramid.decoding.tokens import TokenSequence
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, repetitive
@@ -33,7 +33,7 @@ NEW = 20
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    tiers = [Lookup(3, 1), *graded_family("llama", 2, seed=2, eos_token_id=None)]
+    tiers = [PromptLookup(3, 1), *graded_family("llama", 2, seed=2, eos_token_id=None)]
     return Pool.of(tiers, repetitive(tiers, PROMPTS), NEW)
 
 
@@ -111,7 +111,7 @@ def test_copies_are_what_the_lookup_finds_from_every_block_start(sizes) -> None:
         copies = NgramIndex(text, 8, *sizes, usable_ids=3)
         departures = set(copies.departures())
         for verified in range(33):
-            drafter = LookupDrafter(Lookup(*sizes), 0, 3)
+            drafter = PromptLookupDrafter(PromptLookup(*sizes), 0, 3)
             sequence = TokenSequence(text[: 8 + verified])
             for position in range(verified, min(verified + 12, 32)):
                 expected = drafter.find(sequence, 10)

@@ -10,7 +10,7 @@ import torch
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
 from tests.tiny import EOS, PAD, graded_family, tiny_tokenizer
@@ -28,7 +28,7 @@ def models():
 
 @pytest.fixture(scope="module")
 def bench(models):
-    return Bench(AdaptivePyramid([Lookup(), *models], tiny_tokenizer()), METHODS["pyramid"], max_new_tokens=12)
+    return Bench(AdaptivePyramid([PromptLookup(), *models], tiny_tokenizer()), METHODS["pyramid"], max_new_tokens=12)
 
 
 def cached(keywords: dict) -> int:
@@ -37,7 +37,7 @@ def cached(keywords: dict) -> int:
 
 
 def test_every_forward_feeds_its_width_behind_the_context(models) -> None:
-    decoder = PyramidDecoder([Lookup(), *models])
+    decoder = PyramidDecoder([PromptLookup(), *models])
     seen = []
     for model in models:
         model.register_forward_pre_hook(

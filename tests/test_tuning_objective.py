@@ -353,9 +353,9 @@ def test_spare_stages_get_sensible_lengths() -> None:
 
 
 def test_sources_in_one_line() -> None:
-    from adaptive_pyramid.decoding.drafters import Lookup
+    from adaptive_pyramid.decoding.drafters import PromptLookup
 
-    assert source_text({"lookup": True}, Lookup(5, 3)) == "lookup: max_ngram 5, min_ngram 3"
+    assert source_text({"lookup": True}, PromptLookup(5, 3)) == "lookup: max_ngram 5, min_ngram 3"
     assert source_text({"wheel": {"package": "p", "version": "1", "sha256": "ab"}}, None) == "p==1 sha256:ab"
     assert source_text({"repo": "r", "revision": "x"}, None) == "repo: r, revision: x"
 

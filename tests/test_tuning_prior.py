@@ -8,7 +8,7 @@ import pytest
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
 from tests.recorded import Pool, synthetic
@@ -25,7 +25,7 @@ COSTS = CostModel({tier: {1: 1.0 + tier, 64: 2.0 + tier} for tier in range(4)})
 
 @pytest.fixture(scope="module")
 def traces() -> TraceSet:
-    return Pool.of([Lookup(), *graded_family("llama", 3)], PROMPTS, NEW).traces
+    return Pool.of([PromptLookup(), *graded_family("llama", 3)], PROMPTS, NEW).traces
 
 
 def config(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.models.families import Family
 from tests.tiny import graded_family, tiny_tokenizer
 from tuning.study.runner import SearchResult, run_search
@@ -33,7 +33,7 @@ def tiny_family() -> Family:
         "middle": {"from": "target", "layers": [0]},
         "target": {"repo": "tiny", "revision": "1"},
     }
-    return Family("tiny", (Lookup(), *models), names, tiny_tokenizer(), (), sources, torch.float64)
+    return Family("tiny", (PromptLookup(), *models), names, tiny_tokenizer(), (), sources, torch.float64)
 
 
 def deadly_family(marker: Path) -> Family:

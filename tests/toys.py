@@ -78,7 +78,7 @@ def toy_tables(n: int, spread: tuple[float, ...] = (0.6,), vocab: int = VOCAB, s
 
 
 def toy_decoder(tiers: Iterable[Any]) -> PyramidDecoder:
-    """Tables become models; anything else (Lookup(), candidate generators) stays."""
+    """Tables become models; anything else (PromptLookup(), candidate generators) stays."""
     return PyramidDecoder([TableModel(tier) if isinstance(tier, torch.Tensor) else tier for tier in tiers])
 
 

@@ -39,7 +39,7 @@ def guessed_acceptance(pool: Pool) -> dict[tuple[int, int], Acceptance]:
 
 def shortened(config: PyramidConfig, cap: int) -> PyramidConfig:
     """`config` with every length at most `cap`."""
-    for tier in config.route[1:]:
+    for tier in config.verifiers:
         if config.stage(tier).length > cap:
             config = config.with_stage(tier, length=cap)
     return config
@@ -88,7 +88,7 @@ def _best_somewhere(
     plain: PyramidConfig, guess: dict[tuple[int, int], Acceptance], costs: CostModel
 ) -> list[PyramidConfig]:
     """Configs of one route that some acceptance rates make the fastest, the one for the guessed rates first."""
-    stages = plain.route[1:]
+    stages = plain.verifiers
     grid = [plain]
     for tier in stages:
         lengths = sorted({*LENGTHS, plain.stage(tier).length})
@@ -114,7 +114,7 @@ def _fastest(grid: Sequence[PyramidConfig], model: ThroughputModel) -> PyramidCo
 
 
 def _with_lower_tau(config: PyramidConfig, tau: float) -> PyramidConfig:
-    for tier in config.route[1:-1]:
+    for tier in config.verifiers[:-1]:
         config = config.with_stage(tier, tau=tau)
     return config
 

@@ -213,10 +213,10 @@ class _BlockForwards:
 def _all_rejected(config: PyramidConfig, depth: int, models: Container[int]) -> _BlockForwards:
     """One round at `route[depth]`, everything refused: a tier that is asked for n tokens needs n rounds to emit them."""
     work = _BlockForwards(config.tiers[:-1], verifications=1)
-    tier = config.route[depth]
     if depth == 0:
-        work.forwards[tier, 1] = 1
+        work.forwards[config.tiers[0], 1] = 1
         return work
+    tier = config.verifiers[depth - 1]
     length, below = config.stage(tier).length, config.route[depth - 1]
     work.forwards[tier, length + 1] = 1
     if depth > 1:

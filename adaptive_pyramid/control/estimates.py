@@ -190,6 +190,8 @@ class Estimates:
         self._watch(pair, v)
         for i in self._siblings[pair._replace(tau=0.0)]:
             own = self.pairs[i].tau
+            accepted: Sequence[float]
+            tested: Sequence[float]
             if own != pair.tau and not self.counterfactual:
                 continue
             if own == pair.tau and text.buckets[i] == math.inf:
@@ -220,12 +222,12 @@ class Estimates:
         """
         if len(config.route) != 3 or not block.verifications or block.verifications[-1].tier != self.target:
             return
-        bottom, middle, target = config.route
+        bottom, (middle, target) = config.route[0], config.verifiers
         ran, relaxes = config.stage(target).tau, config.stage(middle).tau
         top = block.verifications[-1]
         told = (
             self._siblings.get(Pair(bottom, target), [])
-            if bottom not in {shadow.tier for shadow in block.shadows}
+            if isinstance(bottom, int) and bottom not in {shadow.tier for shadow in block.shadows}
             else []
         )
         for i in told + (self._siblings.get(Pair(middle, target), []) if relaxes else []):

@@ -34,8 +34,8 @@ class Pair(NamedTuple):
 
 def pairs_of(config: PyramidConfig, depth: int, owner: int = -1) -> list[Pair]:
     """The pairs that meet at `route[depth]`: one, or one per candidate of a fall-through bottom."""
-    verifier, below = config.route[depth], config.route[depth - 1]
-    lower = tuple(config.stage(tier).tau for tier in config.route[1:depth])
+    verifier, below = config.verifiers[depth - 1], config.route[depth - 1]
+    lower = tuple(config.stage(tier).tau for tier in config.verifiers[: depth - 1])
     return [
         Pair(proposer, verifier, config.stage(verifier).tau, lower if any(lower) else (), owner)
         for proposer in (below if isinstance(below, tuple) else (below,))
@@ -78,7 +78,7 @@ class Forecast:
     def _compiled(self, config: PyramidConfig, owner: int) -> list[_Stage]:
         rows = []
         for depth in range(1, len(config.route)):
-            tier = config.route[depth]
+            tier = config.verifiers[depth - 1]
             pairs = pairs_of(config, depth, owner)
             for pair in pairs:
                 if pair not in self._index:
@@ -120,12 +120,11 @@ class Forecast:
         offsets = np.arange(opinions)[:, None] * (pairs * (longest + 1))
         costs_flat, width = costs.ravel(), costs.shape[1]
 
-        def price(tier: np.ndarray, widths: np.ndarray) -> np.ndarray:
+        def price(tier: np.ndarray, widths: np.ndarray | int) -> np.ndarray:
             return costs_flat.take(tier * width + widths)
 
         tokens = np.ones((opinions, len(self.configs)))
         seconds = np.full_like(tokens, costs[self.n_tiers - 1, 1])
-        at = None
         for d, level in enumerate(self._levels):
             if d == 0:
                 at = self._bottom(level, rounds, offsets, rates, price)
@@ -152,11 +151,13 @@ class Forecast:
         rounds: np.ndarray,
         offsets: np.ndarray,
         rates: Rates,
-        price: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        price: Callable[[np.ndarray, np.ndarray | int], np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         longest = rates.accept.shape[2]
         alone = price(level.tier, 1)
-        missed, done, seconds = 1.0, 0.0, 0.0
+        done = np.zeros((2, 1, 1))  # expected tokens, and expected squares of them
+        missed: float | np.ndarray = 1.0
+        seconds: float | np.ndarray = 0.0
         for pair, proposer, exists in zip(level.pair, level.proposer, level.exists):
             asked = np.maximum(1, np.rint(level.length * rates.fill[proposer])).astype(np.intp)
             share = missed * (rates.hit.take(proposer, axis=1) * exists)
@@ -181,9 +182,11 @@ class _Level:
         self.tier = np.array([stage.tier if stage else 0 for stage in stages])
         self.length = np.array([stage.length if stage else 1 for stage in stages])
         candidates = max(len(stage.pairs) for stage in stages if stage)
-        self.pair, self.proposer, self.exists = [], [], []
+        self.pair: list[np.ndarray] = []
+        self.proposer: list[np.ndarray] = []
+        self.exists: list[np.ndarray] = []
         for c in range(candidates):
-            here = [stage is not None and c < len(stage.pairs) for stage in stages]
-            self.pair.append(np.array([stage.pairs[c] if ok else 0 for stage, ok in zip(stages, here)]))
-            self.proposer.append(np.array([stage.proposers[c] if ok else 0 for stage, ok in zip(stages, here)]))
-            self.exists.append(np.array(here, dtype=float))
+            here = [stage if stage is not None and c < len(stage.pairs) else None for stage in stages]
+            self.pair.append(np.array([stage.pairs[c] if stage else 0 for stage in here]))
+            self.proposer.append(np.array([stage.proposers[c] if stage else 0 for stage in here]))
+            self.exists.append(np.array([stage is not None for stage in here], dtype=float))

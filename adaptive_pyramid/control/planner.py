@@ -194,6 +194,6 @@ class PlannerRequest(ConservativeRequest):
                 acceptance[pair[:2]] = Acceptance(float(curve[:4].mean()), float(hit), float(fill))
         model = ThroughputModel(self.tracker.costs, acceptance, self.tracker.per_verification)
         try:
-            return str(insertion_advice(model, config, config.route[1]))
+            return str(insertion_advice(model, config, config.verifiers[0]))
         except KeyError:  # without that tier the route has a pair that no arm has
             return None

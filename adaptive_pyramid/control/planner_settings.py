@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import cast
 
 from ..errors import check_int, check_number
 
@@ -80,7 +81,7 @@ class PlannerSettings:
             elif field.name in ("tuned_factor", "indirect_weight", "changed_keep", "changed_keep_others"):
                 check_number(where, value, 0.0, 1.0)
             elif field.name in ("context_fade", "entropy_edges"):
-                expected = len(field.default)
+                expected = len(cast(tuple[float, ...], field.default))
                 if not isinstance(value, tuple) or len(value) != expected:
                     raise ValueError(f"{where} must be a tuple of {expected} numbers, got {value!r}")
                 for number in value:

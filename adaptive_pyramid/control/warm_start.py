@@ -39,7 +39,7 @@ class WarmStart:
         alone: its rate is taken for the model's, since the lookup's share of it is unknown.
         """
         found: dict[tuple[int, int], Acceptance] = {}
-        for below, tier in zip(config.route, config.route[1:]):
+        for below, tier in zip(config.route, config.verifiers):
             if tier not in rates:
                 continue
             rate = rates[tier]

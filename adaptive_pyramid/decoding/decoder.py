@@ -16,7 +16,7 @@ from ..errors import shown
 from ..request import GenerationRequest
 from ..stats import SHADOW_LENGTH, BlockStats, Shadow
 from ..wrappers import unwrapped
-from .drafters import ForeignDrafter, Lookup, LookupDrafter, ModelDrafter
+from .drafters import ForeignDrafter, ModelDrafter, PromptLookup, PromptLookupDrafter
 from .drift import DriftBudget
 from .method import Method, resolve
 from .sampling import KeyedNoise, PrivateNoise, Sampler
@@ -46,7 +46,7 @@ class PyramidDecoder:
     """Tiers, their caches, and how to step them. Ignorant of control.
 
     Args:
-        tiers: from draft to target: causal LMs (compiled and PEFT-wrapped ones too), `Lookup()`, or Hugging Face
+        tiers: from draft to target: causal LMs (compiled and PEFT-wrapped ones too), `PromptLookup()`, or Hugging Face
             candidate generators (those without a model of their own can only stand at the bottom of a route). The last
             must be a model.
 
@@ -63,7 +63,7 @@ class PyramidDecoder:
         self.target = len(tiers) - 1
         target_vocabulary = output_width(tiers[-1])
         self.scorers: dict[int, Scorer] = {}
-        self.lookups: dict[int, LookupDrafter] = {}
+        self.lookups: dict[int, PromptLookupDrafter] = {}
         self._drafters: dict[int, Proposer] = {}
         # A tier must not propose an id that a tier above it cannot embed; masking the distribution (not dropping the token)
         # keeps proposals unbiased.
@@ -75,13 +75,13 @@ class PyramidDecoder:
                 usable = min(usable, scorer.embeddings)
                 self.scorers[tier] = scorer
                 self._drafters[tier] = ModelDrafter(scorer)
-            elif isinstance(member, Lookup):
-                self._drafters[tier] = self.lookups[tier] = LookupDrafter(member, tier, usable)
+            elif isinstance(member, PromptLookup):
+                self._drafters[tier] = self.lookups[tier] = PromptLookupDrafter(member, tier, usable)
             elif isinstance(member, CandidateGenerator):
                 self._drafters[tier] = ForeignDrafter(member, tier, usable)
             else:
                 raise TypeError(
-                    f"tier {tier} must be a transformers model, Lookup() or a CandidateGenerator, "
+                    f"tier {tier} must be a transformers model, PromptLookup() or a CandidateGenerator, "
                     f"got {type(member).__name__}"
                 )
         self.vocab_size = target_vocabulary

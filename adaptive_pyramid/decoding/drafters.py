@@ -55,7 +55,7 @@ class ModelDrafter:
         )
 
 
-class Lookup:
+class PromptLookup:
     """Draws continuations from the text itself: the last n-gram's latest earlier occurrence, longest n first.
 
     Prompt-lookup decoding, with prompt and output indexed as they grow: amortised constant time per token. Proposals
@@ -66,19 +66,19 @@ class Lookup:
     """
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
-        check_int("Lookup.min_ngram", min_ngram, 1)
-        check_int("Lookup.max_ngram", max_ngram, min_ngram)
+        check_int("PromptLookup.min_ngram", min_ngram, 1)
+        check_int("PromptLookup.max_ngram", max_ngram, min_ngram)
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
 
     def __repr__(self) -> str:
-        return f"Lookup(max_ngram={self.max_ngram}, min_ngram={self.min_ngram})"
+        return f"PromptLookup(max_ngram={self.max_ngram}, min_ngram={self.min_ngram})"
 
 
-class LookupDrafter:
-    """A Lookup at work on one text at a time."""
+class PromptLookupDrafter:
+    """A PromptLookup at work on one text at a time."""
 
-    def __init__(self, lookup: Lookup, tier: int, usable_ids: int) -> None:
+    def __init__(self, lookup: PromptLookup, tier: int, usable_ids: int) -> None:
         self.lookup = lookup
         self.tier = tier
         self.usable_ids = usable_ids

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def own_text(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> lis
     # One batch, padded on the left: some seconds instead of one row after the other.
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=target.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=target.device)
-    sequences = target.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    sequences = target.generate(ids, attention_mask=mask, **settings)  # type: ignore[operator]  # typed as a Tensor
     ends = target.generation_config.eos_token_id
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     rows = []
@@ -102,7 +103,7 @@ def _context_limit(model: PreTrainedModel) -> int:
 
 
 def figures(
-    recipes: Sequence[str | None], models: Sequence[object], tokenizer: PreTrainedTokenizerBase
+    recipes: Sequence[str | None], models: Sequence[Any], tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[float | None, float | None, float | None]]:
     """(agreement, overlap, seconds per token) of every tier, target last.
 
@@ -113,11 +114,14 @@ def figures(
     target = models[-1]
     record = _read_record()
     mark = f"{_fingerprint(target)} {target.dtype} on {target.device.type}"
-    rows, measured, result = None, False, []
-    for recipe, model in zip(recipes, models):
-        if not isinstance(model, torch.nn.Module):
+    rows: list[tuple[Tensor, int]] | None = None
+    measured = False
+    result: list[tuple[float | None, float | None, float | None]] = []
+    for recipe, tier in zip(recipes, models):
+        if not isinstance(tier, torch.nn.Module):
             result.append((None, None, None))
             continue
+        model = cast(PreTrainedModel, tier)
         agreement = overlap = None
         if recipe is not None:
             key = f"fidelity {mark} {recipe}"

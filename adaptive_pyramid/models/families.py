@@ -121,7 +121,7 @@ def load(
     models = [*(loader.tier(tier, target_model) for tier in tiers[:-1]), target_model]
     tokenizer = loader.tokenizer(tiers[-1], target_directory)
 
-    measured = [(None, None, None)] * len(tiers)
+    measured: list[tuple[float | None, float | None, float | None]] = [(None, None, None)] * len(tiers)
     if any("from" in tier for tier in tiers):
         measured = _calibrated(tiers, models, tokenizer, progress)
         for tier, (agreement, _, _) in zip(tiers, measured):
@@ -149,9 +149,9 @@ def other_targets(name: str | os.PathLike[str], target: str = "auto") -> list[st
 
 def source_text(source: Mapping[str, Any], model: Any) -> str:
     """Where a tier came from: `repo: NAME, revision: R`, `lookup: ...`, `from: target, ...` or a wheel's pin."""
-    from adaptive_pyramid.decoding.drafters import Lookup
+    from adaptive_pyramid.decoding.drafters import PromptLookup
 
-    if isinstance(model, Lookup):
+    if isinstance(model, PromptLookup):
         return f"lookup: max_ngram {model.max_ngram}, min_ngram {model.min_ngram}"
     if "wheel" in source:
         wheel = source["wheel"]
@@ -279,9 +279,9 @@ class _Loader:
 
     def tier(self, tier: Mapping[str, Any], target: PreTrainedModel) -> Any:
         if "lookup" in tier:
-            from adaptive_pyramid.decoding.drafters import Lookup
+            from adaptive_pyramid.decoding.drafters import PromptLookup
 
-            return Lookup()
+            return PromptLookup()
         return _derive(tier, target) if "from" in tier else self.model(tier)[0]
 
     def model(self, tier: Mapping[str, Any]) -> tuple[PreTrainedModel, str]:
@@ -301,7 +301,7 @@ class _Loader:
         local = self.folder / tier["repo"]
         return str(local) if local.is_dir() else tier["repo"]
 
-    def _pretrained(self, kind: type, tier: Mapping[str, Any], where: str, **keywords: Any) -> Any:
+    def _pretrained(self, kind: Any, tier: Mapping[str, Any], where: str, **keywords: Any) -> Any:
         if "revision" in tier:
             keywords["revision"] = tier["revision"]
         try:

@@ -42,6 +42,10 @@ class QuantizedLinear(nn.Module):
     int8: W ~ scale * q with q in -127 .. 127, a scale per output.
     """
 
+    packed: Tensor
+    scale: Tensor
+    dense: Tensor
+
     def __init__(self, weight: Tensor, bias: Tensor | None, scheme: Scheme, group_size: int = 32):
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -157,7 +161,7 @@ def _check_device(model: PreTrainedModel) -> None:
 
 def _linear_layers(
     model: PreTrainedModel, body: Scheme | None, head: Scheme | None
-) -> dict[str, tuple[nn.Module, Scheme]]:
+) -> dict[str, tuple[nn.Linear | Conv1D, Scheme]]:
     """name -> (layer, scheme) of every layer to be quantised."""
     output = model.get_output_embeddings()
     found = {
@@ -172,7 +176,7 @@ def _linear_layers(
     return chosen
 
 
-def _weight(layer: nn.Module) -> Tensor:
+def _weight(layer: nn.Linear | Conv1D) -> Tensor:
     return layer.weight.T if isinstance(layer, Conv1D) else layer.weight  # GPT-2's Conv1D stores [in, out]
 
 

@@ -35,11 +35,11 @@ def truncate(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
         raise ValueError(f"layers must be increasing indices in 0 .. {len(stack) - 1}, at least one, got {layers}")
 
     cut = shared_copy(model)
-    kept = nn.ModuleList(cut.base_model.get_submodule(name)[index] for index in layers)
+    kept = nn.ModuleList(_layer_stack(cut)[1][index] for index in layers)
     for index, layer in enumerate(kept):
         for module in layer.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
-                module.layer_idx = index
+                setattr(module, "layer_idx", index)  # noqa: B010 (a module's type knows no such attribute)
     setattr(cut.base_model, name, kept)
 
     config = cut.config.get_text_config()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class NgramIndex:
-    """The n-grams of one whole text with all their occurrences: `LookupDrafter.find` at any position, in any order.
+    """The n-grams of one whole text with all their occurrences: `PromptLookupDrafter.find` at any position, in any order.
 
     A drafter at work indexes its text as it grows. Replay asks in any order, and about positions inside a block, where
     only the text before the block is indexed yet. Positions count new tokens: position i follows prompt + i tokens.

@@ -14,7 +14,7 @@ import torch
 from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.decoding.decoder import PyramidDecoder
 from adaptive_pyramid.decoding.divergence import divergence, entropy
-from adaptive_pyramid.decoding.drafters import Lookup
+from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.sampling import best
 from adaptive_pyramid.decoding.scorer import Scorer
 from adaptive_pyramid.decoding.verify import point_logits
@@ -44,11 +44,13 @@ def tier_infos(decoder: PyramidDecoder, family: Family | None = None) -> tuple[T
         source = source_text(family.sources[name], member) if family is not None else ""
         if tier in decoder.scorers:
             infos.append(TierInfo(name, source, max_context=decoder.scorers[tier].max_context))
-        elif isinstance(member, Lookup):
+        elif isinstance(member, PromptLookup):
             size = (member.max_ngram, member.min_ngram)
             infos.append(TierInfo(name, source, size, decoder._drafters[tier].usable_ids))
         else:
-            raise TypeError(f"tier {tier} ({type(member).__name__}) cannot be recorded; expected a model or a Lookup")
+            raise TypeError(
+                f"tier {tier} ({type(member).__name__}) cannot be recorded; expected a model or a PromptLookup"
+            )
     return tuple(infos)
 
 
