@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
@@ -31,7 +31,7 @@ class WeightWatch:
 
     def renew(self) -> None:
         """Compare with what is there now from here on."""
-        modules = list(self._model().modules())
+        modules = list(cast(nn.Module, self._model()).modules())
         self._children = [module._modules for module in modules if module._modules]
         self._parameters = [module._parameters for module in modules if module._parameters]
         self._buffers = [
@@ -43,7 +43,9 @@ class WeightWatch:
         self._adapted = [module for module in modules if hasattr(module, "merged_adapters")]
         # The objects themselves, not their addresses, which a later object may take.
         self._modules, self._tensors = self._held()
-        plain = [tensor for tensor in self._tensors if type(tensor) in (Tensor, nn.Parameter)]  # has a storage
+        plain = [
+            tensor for tensor in self._tensors if tensor is not None and type(tensor) in (Tensor, nn.Parameter)
+        ]  # has a storage
         self._uncounted = any(tensor.is_inference() for tensor in plain)
         self._counted = [tensor for tensor in plain if not tensor.is_inference()]
         self._samples: dict[torch.device, list[Tensor]] = {}
