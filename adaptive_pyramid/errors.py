@@ -28,9 +28,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 and "\n" not in text else f"an object of type {type(value).__name__}"
 
 
-def check_keys(where: str, given: Mapping[str, Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
-    """Raise ValueError for a key of `given` that is not in `known`, or one of `required` that is missing."""
+def check_keys(where: str, given: Any, known: Iterable[str], required: Iterable[str] = ()) -> None:
+    """Raise ValueError unless `given` is a mapping that has all keys of `required` and none that is not in `known`."""
     known = list(known)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where} must be a mapping with {', '.join(known)}, got {given!r}")
     for key in given:
         if key not in known:
             raise ValueError(unknown_name(f"key in {where}", key, known))

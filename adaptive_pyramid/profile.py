@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from .atomic_write import write_atomically
 from .config import PyramidConfig
 from .errors import check_int, check_keys, check_number, unknown_name
 from .throughput import CostModel
@@ -108,8 +109,6 @@ class Profile:
     @classmethod
     def from_dict(cls, data: Any, where: str = "profile") -> Profile:
         """Validate every field; raises ValueError or TypeError naming the field, its value and what was expected."""
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where} must be a YAML mapping, got {type(data).__name__}")
         required = ("schema_version", "task", "family", "tiers", "method", "config")
         check_keys(where, data, cls.__dataclass_fields__, required=required)
         version = check_int(f"{where}: schema_version", data["schema_version"], 1)
@@ -132,10 +131,7 @@ class Profile:
         comments = "".join(f"#   {name}: {what}\n" for name, what in MEASUREMENTS.items() if name in self.measured)
         head = f"# adaptive_pyramid profile. Load it with AdaptivePyramid.from_profile(...).\n# measured:\n{comments}"
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=120)
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(head + text, encoding="utf-8")
-        partial.replace(target)  # a reader never sees half a profile
+        write_atomically(path, head + text)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

@@ -208,6 +208,7 @@ BIG = {"name": "big", "repo": "x"}
         ),
         ({"name": "a", "tiers": [BIG], "targets": {"auto": [BIG]}}, "other than 'auto'"),
         (["a"], "must be a mapping"),
+        ({"name": "a", "tiers": [{"name": "w", "wheel": ["p"]}]}, r"wheel must be a mapping with"),
     ],
 )
 def test_bad_files(tmp_path, spec, message):

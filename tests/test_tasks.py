@@ -271,7 +271,7 @@ def test_unknown_names_and_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="gone.yaml"):
         load_task(tmp_path / "gone.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")
-    with pytest.raises(ValueError, match="expected a mapping"):
+    with pytest.raises(ValueError, match="must be a mapping with name, label"):
         load_task(tmp_path / "list.yaml")
 
 

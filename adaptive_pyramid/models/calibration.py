@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adaptive_pyramid.atomic_write import write_atomically
 from adaptive_pyramid.decoding.scorer import Scorer
 from adaptive_pyramid.decoding.tokens import Tokens, TokenSequence
 from adaptive_pyramid.models.embedded import cache_dir
@@ -161,8 +160,6 @@ def _write_record(record: dict[str, Any]) -> None:
     folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{RECORD}-", delete=False) as file:
-            json.dump(record, file, indent=1)
-        os.replace(file.name, folder / RECORD)
+        write_atomically(folder / RECORD, json.dumps(record, indent=1))
     except OSError:
         pass  # a read-only cache: the figures hold all the same, they only cost some seconds at every load

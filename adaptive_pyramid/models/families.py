@@ -175,8 +175,6 @@ def _find(name: str | os.PathLike[str]) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """The validated content of a family file."""
     spec = read_yaml(path, "family file")
-    if not isinstance(spec, dict):
-        raise ValueError(f"{path.name} must be a mapping with 'name' and 'tiers', got {spec!r}")
     check_keys(path.name, spec, ("name", "tiers", "targets"), ("name", "tiers"))
     targets = spec.setdefault("targets", {})
     if not isinstance(targets, dict) or "auto" in targets:

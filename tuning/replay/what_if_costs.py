@@ -83,8 +83,6 @@ def load_costs(name_or_path: str | Path, rows: Sequence[str] | None = None) -> C
             )
         path = FOLDER / f"{name_or_path}.yaml"
     data = read_yaml(path, "cost table")
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{path} must be a YAML mapping with name, description and rows, got {data!r}")
     check_keys(str(path), data, ("name", "description", "rows"), required=("name", "description", "rows"))
     if not isinstance(data["rows"], Mapping) or not data["rows"]:
         raise ValueError(f"{path}: rows must map model names, draft first, to width -> seconds, got {data['rows']!r}")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adaptive_pyramid.atomic_write import write_atomically
 from adaptive_pyramid.config import PyramidConfig
 
 TAUS = (0.0, 0.1, 0.2, 0.4, 0.6)  # nats of Jensen-Shannon divergence, whose largest value is log 2 = .69
@@ -77,9 +78,7 @@ class PaperRuns:
             "config": self.config.to_dict(),
             "questions": [{key: asdict(run) for key, run in question.items()} for question in self.questions],
         }
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-        partial.replace(path)  # Ctrl-C never leaves half a file
+        write_atomically(path, json.dumps(data, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> PaperRuns:

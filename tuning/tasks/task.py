@@ -175,8 +175,6 @@ def _yaml_path(name_or_path: str | Path) -> Path:
 def _read_spec(path: Path) -> dict[str, Any]:
     """The YAML file as a dict with every key of KEYS, checked."""
     given = read_yaml(path, "task file")
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}, got {given!r}")
     check_keys(str(path), given, KEYS, required=("name", "format", "scorer"))
     spec = {
         "label": given["name"],

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_pyramid.atomic_write import write_atomically
 from adaptive_pyramid.errors import check_keys, unknown_name
 from adaptive_pyramid.throughput import CostModel
 
@@ -212,10 +213,7 @@ class TraceSet:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set to `path`, whole or not at all: a reader never sees half a file."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(self.to_bytes())
-        partial.replace(path)
+        write_atomically(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """What `save` writes; ValueError for a set without traces."""
