@@ -249,10 +249,6 @@ class GenerationStats:
         return dict(sorted(Counter(tier for block in self.blocks for tier in block.origins).items()))
 
     @property
-    def blocks_by_config(self) -> dict[str, int]:
-        return dict(Counter(block.config.label for block in self.blocks).most_common())
-
-    @property
     def drift(self) -> list[float]:
         """Drift of every emitted token, in `drift_unit`."""
         return [d for block in self.blocks for d in block.drift]
@@ -261,11 +257,6 @@ class GenerationStats:
     def mean_drift(self) -> float:
         """Drift per token; at most `drift_budget`, at every prefix, when there is one."""
         return sum(self.drift) / self.tokens if self.tokens else 0.0
-
-    @property
-    def work_outside_models(self) -> float:
-        """Share of wall time spent outside forward passes (bookkeeping, verification, sampling, statistics)."""
-        return 1 - sum(block.model_seconds for block in self.blocks) / self.seconds if self.seconds else math.nan
 
     @property
     def certificate(self) -> str:

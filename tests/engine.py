@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from adaptive_pyramid.decoding.decoder import output_width
 from adaptive_pyramid.decoding.sampling import KeyedNoise
 from adaptive_pyramid.stats import BlockStats, Decision, GenerationStats
-from adaptive_pyramid.throughput import polybasic_seconds
 
 
 class ChosenControl:
@@ -149,3 +148,16 @@ def check_identities(
     assert polybasic_seconds(stats.tokens, from_target, costs) == pytest.approx(
         sum(f * c for f, c in zip(from_target, costs))
     )
+
+
+def polybasic_seconds(tokens: int, forwards: Sequence[int], costs: Sequence[float]) -> float:
+    """Lemma 3.1 of arXiv 2510.26527, target first: T = sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n.
+
+    With L_i = N / F_i and beta = F_n / F_{n-1} from counters this is an identity: sum of F_i T_i.
+    """
+    lengths = [tokens / count for count in forwards]
+    if len(forwards) == 1:
+        return tokens / lengths[0] * costs[0]
+    beta = forwards[-1] / forwards[-2]
+    total = sum(tokens / length * cost for length, cost in zip(lengths[:-1], costs[:-1]))
+    return total + beta * (tokens / lengths[-2]) * costs[-1]
