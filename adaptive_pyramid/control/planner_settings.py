@@ -12,15 +12,13 @@ from ..errors import check_int, check_number
 class PlannerSettings:
     """Constants of `PlannerController` and `Estimates`.
 
-    "Chosen on" names what a value was chosen on: the simulated environments (`benchmarks/control_lab.py`) or recorded
-    answers (`benchmarks/control_table.py`). All others are judgements that the table in docs/control.md shows to matter
-    little. Weights are in tested positions of a proposal unless another unit is named: a value w of something known with
+    All were set by hand while the planner was written; no search chose them and no record says what else was tried. What
+    half and double cost is in docs/control.md. Weights are in tested positions of a proposal unless another unit is named: a value w of something known with
     weight w counts as much as w observations.
 
     Args:
         optimism: standard deviations of its acceptance that are added to an arm's estimate when arms are ranked, as in
-            an upper confidence bound. Small, because counterfactual learning makes most looks unnecessary. Chosen on
-            simulated environments.
+            an upper confidence bound. Small, because counterfactual learning makes most looks unnecessary.
         unseen_optimism: this many times `optimism` more for a pair never seen, falling as 1 / (1 + seen / 4).
         min_horizon: tokens still expected of a request are as many as there have been, and at least this many; what a
             cache needs to catch up is spread over them.
@@ -28,22 +26,20 @@ class PlannerSettings:
         residual_memory: blocks of an arm after which a residual counts 1 / e; at least 1.
         tuned_factor: share of its predicted time that the tuned config of a profile is ranked at: it was measured to be
             the best, the others are only predicted.
-        replan_every: blocks a forecast is used for, after `early_blocks`. 4 keeps control's time under 1 % of a block.
+        replan_every: blocks a forecast is used for, after `early_blocks`. More than one to save control's own time.
         early_blocks: blocks with a new forecast each.
         prior_weight: weight of a guess about a pair (`Estimates._priors`).
         neighbour_weight: weight of the acceptance at earlier positions in that at later ones.
         context_weight: weight of a pair's overall acceptance in that within a context bucket.
         context_fade: share of a context bucket's shift that applies to each bucket of positions, six numbers.
-        entropy_edges: nats of the target's entropy between sure, middling and unsure text. Terciles of recorded answers.
+        entropy_edges: nats of the target's entropy between sure, middling and unsure text.
         hit_weight: requests to a lookup that its overall hit rate is worth in a context bucket.
         indirect_weight: what a chain shows of a pair it does not run, relative to a direct observation.
         warm_start_weight: weight of a warm start. Less than tuning has seen, since this text is another one.
-        memory: verifications of a pair after which an observation counts 1 / e. Texts differ more from each other than
-            within themselves. Chosen on simulated environments ("shifting").
+        memory: verifications of a pair after which an observation counts 1 / e.
         idle_memory: the same in blocks, for every pair, whether it runs or not.
         change_slack: drift of the mean, in standard deviations of a verification, that Page-Hinkley tolerates.
-        change_threshold: sum of surprises beyond the slack that means a change; at 10 a false alarm is due once in many
-            thousands of verifications.
+        change_threshold: sum of surprises beyond the slack that means a change.
         change_min_seen: tested positions of a pair before its changes are looked for.
         changed_keep: share of its memory that a pair keeps when its text has changed; `changed_keep_others`: and the others.
     """
