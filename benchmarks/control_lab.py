@@ -32,7 +32,7 @@ from adaptive_pyramid.config import PyramidConfig, StageConfig
 from adaptive_pyramid.control.controller import Controller, FixedController, RequestInfo
 from adaptive_pyramid.control.factory import CONTROLS, Pool, default_config, make_controller
 from adaptive_pyramid.control.planner import PlannerController
-from adaptive_pyramid.stats import BlockStats
+from adaptive_pyramid.stats import BlockStats, Decision
 from adaptive_pyramid.throughput import WIDTHS, CostModel
 from tests.simulated import Regime, SimulatedEnvironment, run
 
@@ -101,21 +101,22 @@ class HeuristicSchedule:
     """Hugging Face's `heuristic` schedule of assisted decoding: two tokens more after a fully accepted draft, one less else."""
 
     name = "hf heuristic"
-    decision = None
     notes: list[str] = []
 
     def __init__(self, config: PyramidConfig) -> None:
         self.config = config
 
-    def start(self, request: RequestInfo) -> PyramidConfig:
-        return self.config
+    def begin(self, request: RequestInfo) -> HeuristicSchedule:
+        return self  # the length is kept from one text to the next, as transformers keeps it
 
-    def step(self, block: BlockStats) -> PyramidConfig:
+    def choose(self) -> Decision:
+        return Decision(self.config, self.name)
+
+    def observe(self, block: BlockStats) -> None:
         last = block.verifications[-1]
         change = 2 if last.accepted == last.proposed else -1
         length = min(100, max(1, self.config.stages[-1].length + change))
         self.config = self.config.with_stage(self.config.target, length=length)
-        return self.config
 
 
 def build(name: str, case: Case) -> Controller:
