@@ -86,7 +86,7 @@ class Generation:
         if method.name == "pyramid" and method.top == "exact":
             return False  # given a seed, `pyramid` draws otherwise than without one
         # Where the draws do not depend on the proposals, nor does the text; else it depends on configs, and control that
-        # adapts chooses them by the clock.
+        # adapts chooses them by measured times.
         return (method.lossless and method.coupled) or self.controller.name == "fixed"
 
     @property

@@ -1,4 +1,4 @@
-"""Control laboratory: every controller on simulated environments, against the best static config in hindsight.
+"""Control laboratory: every controller on simulated environments, against the best static config found afterwards.
 
     python -m benchmarks.control_lab                                   # all environments, all controllers
     python -m benchmarks.control_lab --seeds 5 --environments useless shifting --controls planner thompson
@@ -9,7 +9,7 @@ controller that starts knowing nothing but guesses, its exploration counted. Eve
 answers of real models instead of environments: control_table.py.) Columns:
 
     speed         tokens/s over target-only decoding
-    of best       share of the speed of the best static arm, chosen in hindsight for the same stream
+    of best       share of the speed of the best static arm, found afterwards on the same stream
     settles       blocks until 9 of 10 of the next 50 run an arm within 5 % of the best one's speed (median over seeds)
     lost          largest excess over target-only decoding at any block, in tokens of target-only decoding
     budget        largest overdraft of what the exploration budget allows (2 % of elapsed time and one shortest probe), same unit

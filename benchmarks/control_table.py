@@ -1,14 +1,13 @@
-"""Which control should be the default: all of them on recorded answers, against the best static config in hindsight.
+"""Which control should be the default: all of them on recorded answers, against the best static config found afterwards.
 
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 12 --out traces.npz
     python -m benchmarks.control_table --traces traces.npz [--costs gpu-24gb --cost-rows 1b,8b] [--out table.md]
-    python -m benchmarks.control_table --traces traces.npz --clock 4       # by the clock, 4 answers of each task
+    python -m benchmarks.control_table --traces traces.npz --clock 4       # in wall-clock time, 4 answers of each task
 
 A stream is a task's answers one after the other, or all tasks' in turn (mixed); a controller outlives the prompts of its
 stream and starts knowing nothing: guessed acceptance, guessed costs, its exploration counted. Static configs are tried
 exhaustively: every route, every length of `tuning.research.findings_page.LENGTHS`. The first row names the best one of each stream and
-its speed over target-only decoding. Then, for every control, its share of that speed (1 = as fast as the best static config
-in hindsight), and in brackets the blocks until it has settled: until 9 of 10 of the next 50 run a config within 5 % of the
+its speed over target-only decoding. Then, for every control, its share of that speed (1 = as fast as the best static configfound afterwards), and in brackets the blocks until it has settled: until 9 of 10 of the next 50 run a config within 5 % of the
 best one's speed (median over orders). Modelled time unless --clock.
 """
 
@@ -115,12 +114,12 @@ def play(replay: Replay, indices: Sequence[int], controller: Controller) -> tupl
     """Modelled seconds of a stream, and the config of every block."""
     seconds, configs = 0.0, []
     for index in indices:
-        plant = replay.environment(index)
-        control = controller.begin(plant.info)
-        while not plant.finished:
+        environment = replay.environment(index)
+        control = controller.begin(environment.info)
+        while not environment.finished:
             configs.append(control.choose().config)
-            control.observe(plant.step(configs[-1]))
-        seconds += plant.seconds
+            control.observe(environment.step(configs[-1]))
+        seconds += environment.seconds
     return seconds, configs
 
 
@@ -169,7 +168,7 @@ def modelled(
 def clocked(
     replay: Replay, per_task: int, best: PyramidConfig, agreement: Sequence[float], console: Console
 ) -> dict[str, dict[str, float]]:
-    """control -> stream -> tokens/s over target-only decoding, on the mixed stream's first prompts, by the clock."""
+    """control -> stream -> tokens/s over target-only decoding, on the mixed stream's first prompts, in wall-clock time."""
     from adaptive_pyramid import AdaptivePyramid  # torch takes seconds to load, and only this part needs it
 
     pyramid = AdaptivePyramid.from_family(replay.header.family, control="fixed")
@@ -179,7 +178,7 @@ def clocked(
     runs |= {name: build(name, replay, agreement) for name in NAMES if agreement or name != KNOWN}
     seconds: dict[str, dict[int, float]] = {name: {} for name in runs}
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("by the clock", total=len(indices) * len(runs))
+        bar = progress.add_task("in wall-clock time", total=len(indices) * len(runs))
         for turn, index in enumerate(indices):
             trace, names = traces[index], list(runs)
             for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
@@ -218,7 +217,9 @@ def main(arguments: list[str] | None = None) -> None:
         help="of each model below the target, as `families.load(...).tiers` reports it: adds a row",
     )
     parser.add_argument("--seeds", type=int, default=3, help="orders of every stream (default: 3)")
-    parser.add_argument("--clock", type=int, default=0, metavar="N", help="also by the clock, N answers of each task")
+    parser.add_argument(
+        "--clock", type=int, default=0, metavar="N", help="also in wall-clock time, N answers of each task"
+    )
     parser.add_argument("--out", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
     if options.clock and options.costs:
@@ -239,7 +240,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.clock:
         timed = clocked(replay, options.clock, best[columns[-1]], options.agreement, console)
         text += "\n" + markdown(
-            f"By the clock, {options.clock} answers of each task: tokens/s over target-only decoding",
+            f"Wall-clock time, {options.clock} answers of each task: tokens/s over target-only decoding",
             columns,
             {name: [f"{row[stream]:.2f}" for stream in columns] for name, row in timed.items()},
         )

@@ -1,4 +1,4 @@
-"""What drafts cost that are good for nothing: a target under a draft and a qualifier of random weights, by the clock.
+"""What drafts cost that are good for nothing: a target under a draft and a qualifier of random weights, in wall-clock time.
 
     python -m benchmarks.never_slower [--family smollm2-135m] [--tokens 100 200 400 800] [--repeats 5]
 

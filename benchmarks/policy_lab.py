@@ -8,7 +8,7 @@ Regret is counted in expected reward (rewards are in [0, 1]), against the best f
 an oracle that plays the best arm of every round. Negative regret against the fixed arm means that following the
 changes paid. Every policy runs with its defaults; nothing is tuned to the toys.
 
-With --arms, one arm pays .85 and the others spread from .35 to .70, noise .12 (standard deviation), for ever or dealt
+With --arms, one arm pays .85 and the others spread from .35 to .70, noise .12 (standard deviation), throughout or shuffled
 anew in five stretches; the share of rounds in which the best arm was played, of the last eighth and of all, once when
 the played arm's reward is all there is to learn from and once when every arm's is known (full information).
 """
@@ -78,15 +78,15 @@ def drifting(horizon: int, rng: np.random.Generator, name: str) -> World:
 
 
 def switching(horizon: int, rng: np.random.Generator, name: str) -> World:
-    """Five stretches of equal length; at each start all means are dealt anew, the best arm always a new one."""
+    """Five stretches of equal length; at each start all means are shuffled, the best arm always a new one."""
     deck = np.linspace(0.2, 0.8, N_ARMS)
     means, best = np.empty((horizon, N_ARMS)), -1
     for stretch in np.array_split(np.arange(horizon), 5):
-        dealt = rng.permutation(deck)
-        while dealt.argmax() == best:
-            dealt = rng.permutation(deck)
-        best = dealt.argmax()
-        means[stretch] = dealt
+        shuffled = rng.permutation(deck)
+        while shuffled.argmax() == best:
+            shuffled = rng.permutation(deck)
+        best = shuffled.argmax()
+        means[stretch] = shuffled
     return world(means, rng)
 
 
@@ -118,7 +118,7 @@ TOYS: dict[str, Callable[[int, np.random.Generator, str], World]] = {
 }
 
 
-def yardstick(toy: str) -> str:
+def comparison(toy: str) -> str:
     """What a toy is sorted and drawn by: an oracle against an adversary that reacts to the policy says little."""
     return "best_fixed" if toy == "adversarial" else "oracle"
 
@@ -177,7 +177,7 @@ def show(results: dict[str, dict[str, dict[str, float | None]]], console: Consol
         table = Table(title=f"{toy} ({rows['random']['seeds']} seeds)")
         for column in ("policy", "best fixed arm", "oracle"):
             table.add_column(column, justify="left" if column == "policy" else "right")
-        for name, row in sorted(rows.items(), key=lambda item: item[1][yardstick(toy)]):
+        for name, row in sorted(rows.items(), key=lambda item: item[1][comparison(toy)]):
             cells = []
             for target in ("best_fixed", "oracle"):
                 error = row[f"{target}_se"]
@@ -198,7 +198,7 @@ def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     colours = plt.get_cmap("tab10").colors
     for axis, (toy, by_name) in zip(axes.flat, results.items(), strict=False):
         for index, (name, runs) in enumerate(by_name.items()):
-            curves = runs[:, ("best_fixed", "oracle").index(yardstick(toy))]
+            curves = runs[:, ("best_fixed", "oracle").index(comparison(toy))]
             mean = curves.mean(axis=0)
             style = {"color": "0.6", "linestyle": "--"} if name == "random" else {"color": colours[index - 1]}
             axis.plot(mean, label=name, linewidth=1.5, **style)
@@ -207,7 +207,7 @@ def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
                 axis.fill_between(np.arange(len(mean)), mean - error, mean + error, color=style["color"], alpha=0.2)
         axis.set_title(toy)
         axis.set_xlabel("round")
-        axis.set_ylabel(f"cumulative regret against {yardstick(toy).replace('_', ' ')}")
+        axis.set_ylabel(f"cumulative regret against {comparison(toy).replace('_', ' ')}")
         axis.grid(alpha=0.3)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     axes.flat[-1].axis("off")

@@ -4,7 +4,7 @@
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 12 --out other.npz    # cost tables differ
     python -m benchmarks.prior_help --prior one.npz --objective other.npz [--seeds 10] [--trials 100]
 
-For every seed a task's answers are dealt into two halves: one, with the cost table of its process, makes the prior; the
+For every seed a task's answers are divided into two halves: one, with the cost table of its process, makes the prior; the
 other, with the other process's table, is what is optimised. "ours" queues the prior's picks and goes on with the sampler
 `gp`, as `tuning.search` does; "tpe" and "random" start without a prior. Median (and largest) number of trials; a study that
 has not come so far by --trials counts as that many.

@@ -1,4 +1,4 @@
-"""Does the prior help, by the clock? Studies of three kinds on the real models, every trial timed against target-only decoding.
+"""Does the prior help, in wall-clock time? Studies of three kinds on the real models, every trial timed against target-only decoding.
 
     python -m tuning.traces --task csqa gsm8k humaneval spec_bench --limit 8 --out one.npz     # for the prior
     python -m benchmarks.prior_help_clock --prior one.npz [--task gsm8k] [--seeds 3] [--trials 20] [--questions 3] [--tokens 32]
@@ -8,7 +8,7 @@ of which the prior has seen. Trials are few tokens and therefore noisy, so a stu
 the configs that were its best so far at some time, and the prior's first three, are measured once more, in turn, on other
 questions. Columns: trials until the study's best so far was within 3 % of the best of all that were measured again (median
 and largest; a study that never was counts as one trial more than it had), and how fast what it ended with is over that best.
-The best of all 292 configs is not known by the clock: it may be better than the best that any study found.
+The best of all 292 configs has not been timed: it may be better than the best that any study found.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
                 close = [least / seconds[config] >= CLOSE for config in found]
                 needed[name].append(close.index(True) + 1 if any(close) else options.trials + 1)
                 reached[name].append(least / seconds[found[-1]])
-    table = Table("", *SAMPLERS, title=f"{options.task}, {options.seeds} seeds by the clock")
+    table = Table("", *SAMPLERS, title=f"{options.task}, {options.seeds} seeds, wall-clock time")
     table.add_row("trials", *(f"{statistics.median(needed[name]):g} ({max(needed[name])})" for name in SAMPLERS))
     table.add_row("ends at, of the best", *(", ".join(f"{share:.3f}" for share in reached[name]) for name in SAMPLERS))
     Console().print(table)

@@ -1,4 +1,4 @@
-"""Faults that users of other systems reported (DESIGN, section 11), each on architectures that differ where it hurts."""
+"""Faults that users of other systems reported, each on architectures that differ where it hurts."""
 
 from __future__ import annotations
 

@@ -57,16 +57,16 @@ def known(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
 
 
 def compare(pool: Pool, config, method="pyramid") -> Counter:
-    """Step the decoder and the plant side by side; every block that is not estimated must be equal in everything."""
+    """Step the decoder and the environment side by side; every block that is not estimated must be equal in everything."""
     player = Replay(pool.traces, method=method)
     seen: Counter = Counter()
     for trace in range(len(pool.traces)):
-        plant = player.environment(trace)
+        environment = player.environment(trace)
         cold = True  # whether the caches before this block are what the decoder's are
         for theirs in pool.blocks(trace, config, method):
             table, _ = player.details(theirs.config)
             row = int(np.searchsorted(table.starts, player.flat.first[trace] + theirs.position))
-            ours = plant.step(theirs.config)
+            ours = environment.step(theirs.config)
             assert (ours.position, ours.context, ours.tokens, ours.origins) == (
                 theirs.position,
                 theirs.context,
@@ -95,7 +95,7 @@ def compare(pool: Pool, config, method="pyramid") -> Counter:
                     seen["bonus"] += mine.emitted > mine.accepted == mine.proposed
                     seen["relaxed"] += mine.relaxed
             cold = certain
-        assert plant.finished and plant.ids == pool.traces[trace].ids.tolist()
+        assert environment.finished and environment.ids == pool.traces[trace].ids.tolist()
     return seen
 
 
@@ -193,9 +193,9 @@ def test_sums_are_those_of_the_blocks(plain, copying) -> None:
             played = player.play(config)
             blocks = [[] for _ in pool.traces]
             for trace, found in enumerate(blocks):
-                plant = player.environment(trace)
-                while not plant.finished:
-                    found.append(plant.step(config))
+                environment = player.environment(trace)
+                while not environment.finished:
+                    found.append(environment.step(config))
             flat = [block for found in blocks for block in found]
             assert (
                 played.blocks == len(flat)
@@ -368,9 +368,9 @@ def test_mistakes_are_named(plain, copying) -> None:
     )
     with pytest.raises(ValueError, match="only stand at the bottom"):
         replay(four.traces, config)
-    plant = Replay(plain.traces).environment()
-    while not plant.finished:
-        plant.step(config)
+    environment = Replay(plain.traces).environment()
+    while not environment.finished:
+        environment.step(config)
     with pytest.raises(RuntimeError, match="finished"):
-        plant.step(config)
+        environment.step(config)
     assert costs((0, 1)).table
