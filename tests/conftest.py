@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a model hub; before transformers is imported
-sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...`, also under another import mode
 
 
 def pytest_configure(config: pytest.Config) -> None:
