@@ -166,7 +166,8 @@ class BlockStats:
             sampling, nats of log-prob regret in greedy decoding); 0 for verified, corrected and bonus tokens.
         budget_left: balance of the drift bucket after the block; None without a drift budget.
         copies: device-to-host copies made for verification.
-        near_ties: emitted greedy tokens whose runner-up was within the dtype's rounding of the best logit.
+        near_ties: emitted greedy tokens whose runner-up was within the dtype's rounding of the best logit, or within the
+            target's measured difference between forwards over several tokens and over one, where that is larger.
         shadows: one per lookup that the target did not ask in this block.
         decision: what control chose; None without control. control_seconds: wall time of choosing it and of learning
             from the block before, not part of `seconds`.
@@ -249,6 +250,11 @@ class GenerationStats:
         return dict(sorted(Counter(tier for block in self.blocks for tier in block.origins).items()))
 
     @property
+    def near_ties(self) -> int:
+        """Greedy tokens at which rounding, or the width of a forward, can decide between two tokens."""
+        return sum(block.near_ties for block in self.blocks)
+
+    @property
     def drift(self) -> list[float]:
         """Drift of every emitted token, in `drift_unit`."""
         return [d for block in self.blocks for d in block.drift]
@@ -293,9 +299,8 @@ class GenerationStats:
             )
         lines.append(f"  tokens by tier {self.tokens_by_tier}, forwards by tier {self.forwards}")
         lines.append(f"  {self.certificate}")
-        near_ties = sum(block.near_ties for block in self.blocks)
-        if near_ties:
-            lines.append(f"  {near_ties} near-ties: there, rounding can decide between two tokens")
+        if self.near_ties:
+            lines.append(f"  {self.near_ties} near-ties: there, rounding can decide between two tokens")
         return "\n".join(lines + [f"  {note}" for note in self.notes])
 
     @property
@@ -361,6 +366,7 @@ class GenerationStats:
             "acceptance_length": {stage.tier: stage.acceptance_length for stage in self.stages},
             "tokens_by_tier": self.tokens_by_tier,
             "forwards": self.forwards,
+            "near_ties": self.near_ties,
             "mean_drift": self.mean_drift,
             "drift_unit": self.drift_unit,
             "drift_budget": self.drift_budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 
 import peft
@@ -333,3 +334,49 @@ def test_a_derived_tier_does_not_keep_its_source_alive():
     del target
     gc.collect()
     assert alive() is None and len(pyramid_of([cut]).generate(PROMPT, max_new_tokens=4).ids) == 4
+
+
+# Numbers that depend on the width of a forward
+
+
+def _dynamically_quantised(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and still what users load
+        return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def test_a_target_whose_logits_depend_on_the_width_is_named_and_counted():
+    draft, target = graded_family("llama", 2, dtype=torch.float32)
+    with pytest.warns(
+        UserWarning, match=r"tier 1 \(LlamaForCausalLM\), the target: its logits differ .* by up to 0\.\d+ of"
+    ):
+        pyramid = pyramid_of([draft, _dynamically_quantised(target)])
+    out = pyramid.generate(PROMPT, max_new_tokens=NEW, eos_token_id=None, method="sd")
+    assert any("the target: its logits differ" in note for note in out.stats.notes)
+    assert 0 < out.stats.near_ties == out.stats.to_dict()["near_ties"] <= NEW
+    assert str(out.stats.near_ties) + " near-ties" in out.stats.summary()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "gemma3", "mistral"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_alone_is_no_width_dependence(arch, dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        pyramid = pyramid_of([Lookup(), tiny_model(arch, dtype=dtype)])
+    assert not pyramid.decoder.width_difference.significant
+    assert pyramid.generate(PROMPT, max_new_tokens=2).stats.notes == []
+
+
+def test_an_int4_target_decodes_as_generate_does_at_every_length_of_prompt():
+    """Its layers take another kernel from 33 tokens on: a prompt and a proposal may not pass that in one forward."""
+    draft, source = graded_family("llama", 2, dtype=torch.float32)
+    target = quantize(source)
+    with pytest.warns(UserWarning, match="its logits differ"):
+        pyramid = pyramid_of([draft, target], config=PyramidConfig.simple([8]))
+    long = PyramidConfig.simple([40])
+    for length in (8, 20, 26, 29, 32, 33, 40, 53):
+        prompt = [1, *((7919 * i + length) % 60 + 4 for i in range(length - 1))]
+        expected = reference_ids(target, prompt, max_new_tokens=NEW, eos_token_id=None)
+        for keywords in ({"method": "ar"}, {"method": "sd"}, {"method": "sd", "config": long}):
+            pyramid.clear_caches()
+            assert pyramid.generate(prompt, max_new_tokens=NEW, eos_token_id=None, **keywords).ids == expected

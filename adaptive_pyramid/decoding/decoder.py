@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from .tiers import FirstOf, Proposer, Run, Stage
 from .tokens import TokenSequence
 from .verify import Verdict, Verifier
 from .weights import outdated
+from .widths import measured
 
 
 @dataclass(slots=True)
@@ -85,6 +87,16 @@ class PyramidDecoder:
                     f"got {type(member).__name__}"
                 )
         self.vocab_size = target_vocabulary
+        self.width_difference = measured(self.scorers[self.target])
+        if self.width_difference.significant:
+            self.scorers[self.target].reads_prompt_apart = True
+            warnings.warn(
+                f"tier {self.target} ({type(tiers[-1]).__name__}), the target: {self.width_difference}; where two tokens "
+                "are this close, the text can differ from that of one-token decoding (counted as near-ties in greedy "
+                "decoding)",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def clear_caches(self) -> None:
         """Free the memory of every cache; the next call starts cold."""
@@ -153,6 +165,8 @@ class Decoding:
         )
         self._run = Run(self.sequence, sampler, noise, request.eos, budget)
         self._chains: dict[PyramidConfig, Stage] = {}
+        if decoder.width_difference.significant:
+            self.notes.append(f"the target: {decoder.width_difference}")
         for tier, scorer in decoder.scorers.items():
             scorer.forget_old_weights()
             if outdated(scorer.model):
@@ -261,7 +275,7 @@ class Decoding:
             for tier in config.route[1:] or config.route:
                 scorer = self.decoder.scorers[tier]
                 is_target = tier == self.decoder.target
-                rounding = _rounding(scorer.model.dtype) if is_target else 0.0
+                rounding = self._rounding(scorer.model.dtype) if is_target else 0.0
                 verifier = Verifier(
                     self.method.rule(is_target), self.method.divergence, self._run.sampler, self._run.noise, rounding
                 )
@@ -269,6 +283,12 @@ class Decoding:
                 below = Stage(scorer, below, config.stage(tier) if tier else StageConfig(1), verifier)
             chain = self._chains[config] = below
         return chain
+
+    def _rounding(self, dtype: torch.dtype) -> float:
+        """How close a runner-up counts as a near-tie, relative to the best logit; 0 where that is not worth counting."""
+        spacing = torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
+        widths = self.decoder.width_difference
+        return max(spacing, widths.proposal) if widths.significant else spacing
 
     def _bottom_proposer(self, config: PyramidConfig) -> Proposer:
         proposers = [self.decoder._drafters[tier] for tier in _bottom(config.route)]
@@ -285,8 +305,3 @@ def _without(route: Route, lost: dict[int, str]) -> Route:
     if len(bottom) > 1:
         return (bottom, *rest)
     return (*bottom, *rest)
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    """Relative spacing of logits in half precision; 0 where near-ties are not worth counting."""
-    return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0

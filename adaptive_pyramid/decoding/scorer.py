@@ -21,6 +21,7 @@ from .tokens import Tokens, TokenSequence
 from .weights import WeightWatch
 
 _ANY_LENGTH = 1 << 30
+_NARROW = 32  # rows up to which quantised linear layers take their kernel for decoding
 
 
 class _RoomyLayer(DynamicLayer):
@@ -87,6 +88,7 @@ class Scorer:
         self.is_target = is_target
         self.max_context = context_limit(model, only_hard=is_target)
         self.log: list[Forward] = []
+        self.reads_prompt_apart = False  # in a forward of its own, as `generate` does, whatever is drafted behind it
         self._weights = WeightWatch(model)
         self._timer = _CudaTimer() if self.device.type == "cuda" else _HostTimer()
         parameters = inspect.signature(model.forward).parameters
@@ -144,25 +146,44 @@ class Scorer:
         total = len(sequence) + len(tail)
         keep = min(self._in_common(sequence, tail), total - last)
         cached = len(self._ids) + self._tail_fed
-        width = total - keep
+        rows: list[torch.Tensor] = []
         try:
             if keep < cached:
                 self._cache.crop(keep - cached)
             new_ids = self._remember(sequence, tail, keep)
-            self._timer.start()
-            output = self.model(
-                input_ids=new_ids[None],
-                use_cache=True,
-                **{self._cache_keyword: self._cache},
-                **({"logits_to_keep": last} if self._keeps_few_logits else {}),
-            )
+            start = keep
+            for end in self._forward_ends(sequence, keep, total):
+                needed = max(0, end - max(start, total - last))
+                logits = self._forward(new_ids[start - keep : end - keep], needed, start)
+                rows += [logits] if needed else []
+                start = end
         except BaseException:
             # Ctrl-C or too little memory: some layers may hold the new entries and others not, so none can be trusted.
             self.clear()
             raise
-        logits = output.logits[0, -last:].to(torch.float32)
-        self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, last, keep, seconds)))
-        return self._fitted(logits)
+        return self._fitted(rows[0] if len(rows) == 1 else torch.cat(rows))
+
+    def _forward_ends(self, sequence: TokenSequence, keep: int, total: int) -> list[int]:
+        """Where the forwards over the ids from `keep` to `total` end."""
+        prompt = sequence.prompt_length
+        if not self.reads_prompt_apart or total <= prompt:
+            return [total]
+        narrow = range(max(keep, prompt) + _NARROW, total, _NARROW)
+        return [prompt, *narrow, total] if keep < prompt else [*narrow, total]
+
+    def _forward(self, ids: torch.Tensor, needed: int, context: int) -> torch.Tensor:
+        """Logits after the last `needed` of `ids`, float32 [max(1, needed), V]."""
+        width, kept = len(ids), max(1, needed)
+        self._timer.start()
+        output = self.model(
+            input_ids=ids[None],
+            use_cache=True,
+            **{self._cache_keyword: self._cache},
+            **({"logits_to_keep": kept} if self._keeps_few_logits else {}),
+        )
+        logits = output.logits[0, -kept:].to(torch.float32)
+        self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, kept, context, seconds)))
+        return logits
 
     def along(self, ids: list[int], start: int, width: int = 16) -> torch.Tensor:
         """Logits before each of `ids[start:]`, float32 [len(ids) - start, V], start >= 1.
