@@ -362,7 +362,7 @@ def test_a_target_whose_logits_depend_on_the_width_is_named_and_counted():
 def test_rounding_alone_is_no_width_dependence(arch, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        pyramid = pyramid_of([Lookup(), tiny_model(arch, dtype=dtype)])
+        pyramid = pyramid_of([PromptLookup(), tiny_model(arch, dtype=dtype)])
     assert not pyramid.decoder.width_difference.significant
     assert pyramid.generate(PROMPT, max_new_tokens=2).stats.notes == []
 

@@ -84,7 +84,7 @@ class Scorer:
         self.vocab_size = vocab_size
         self.usable_ids = usable_ids
         self.device = execution_device(model)
-        self.embeddings = model.get_input_embeddings().num_embeddings
+        self.embeddings: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         self.is_target = is_target
         self.max_context = context_limit(model, only_hard=is_target)
         self.log: list[Forward] = []
