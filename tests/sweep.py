@@ -23,12 +23,11 @@ from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-
-from tiny import perturbed
-from tiny_kinds import kinds, quiet, tiny_of_kind
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from adaptive_pyramid import AdaptivePyramid, Lookup, PyramidConfig
+from tests.tiny import perturbed
+from tests.tiny_kinds import kinds, quiet, tiny_of_kind
 
 PROMPTS = (
     [5, 9, 12, 9, 12, 30, 7],

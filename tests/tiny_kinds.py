@@ -25,7 +25,8 @@ _BY_NAME: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"), VOCAB),
     **dict.fromkeys(("pronunciation_vocab_size", "shape_vocab_size"), VOCAB),
     **dict.fromkeys(
-        ("hidden_size", "d_model", "n_embd", "emb_dim", "word_embed_proj_dim", "embedding_dim", "embedding_size"), HIDDEN
+        ("hidden_size", "d_model", "n_embd", "emb_dim", "word_embed_proj_dim", "embedding_dim", "embedding_size"),
+        HIDDEN,
     ),
     **dict.fromkeys(("input_embedding_size", "output_embedding_size", "backbone_hidden_size", "lru_width"), HIDDEN),
     **dict.fromkeys(("attention_hidden_size", "projection_dim", "output_dim"), HIDDEN),
@@ -50,7 +51,8 @@ _BY_NAME: dict[str, Any] = {
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank", "gated_norm_rank", "laurel_rank", "hc_lowrank"), 16),
     **dict.fromkeys(("loop_gate_rank", "adapter_rank", "router_hidden_size", "prompt_mid_dim"), 16),
     **dict.fromkeys(
-        ("intermediate_size", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_dim", "dff", "dim_ff", "d_inner", "n_inner"), 48
+        ("intermediate_size", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_dim", "dff", "dim_ff", "d_inner", "n_inner"),
+        48,
     ),
     **dict.fromkeys(("ffn_hidden_size", "intermediate_size_mlp", "dense_intermediate_size", "feed_forward_size"), 48),
     **dict.fromkeys(
@@ -148,11 +150,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16},
-    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xmod": {"default_language": "en_XX", "is_decoder": True},
-    "zamba": {"attention_head_dim": 16, "attention_hidden_size": 64, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4},
+    "zamba": {
+        "attention_head_dim": 16,
+        "attention_hidden_size": 64,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 4,
+    },
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "num_heads": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -160,7 +173,6 @@ OVERRIDES["qwen4_exp"] = {f"text_config.{name}": value for name, value in OVERRI
 OVERRIDES["dots3_note"] |= {f"text_config.{name}": value for name, value in OVERRIDES["dots3_note_text"].items()}
 # Kinds whose own code mixes in float32, or has a constant that float64 cannot hold.
 FLOAT32 = frozenset({"inkling2_loop_text", "inkling2_text", "xglm", "xlnet", "xlstm"})
-
 
 
 def kinds() -> list[str]:
@@ -186,7 +198,11 @@ def tiny_of_kind(kind: str, seed: int = 0) -> PreTrainedModel:
     dtype = torch.float32 if kind in FLOAT32 else torch.float64
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").to(dtype).eval()
+        model = (
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
+            .to(dtype)
+            .eval()
+        )
         with torch.no_grad():
             for weight in model.parameters():
                 if not weight.is_floating_point():
@@ -238,7 +254,9 @@ def _tiny_fields(kind: type[PreTrainedConfig]) -> dict[str, Any]:
         if value and name in names:
             distinct = list(dict.fromkeys(value))
             fields[name] = distinct
-    lists = [name for name in ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types") if name in fields]
+    lists = [
+        name for name in ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types") if name in fields
+    ]
     if lists:
         layers = max(2, *(len(fields[name]) for name in lists))
         for name in lists:

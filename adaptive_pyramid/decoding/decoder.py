@@ -253,7 +253,14 @@ class Decoding:
         return tokens
 
     def _readable(self, config: PyramidConfig) -> PyramidConfig:
-        """`config` without the tiers that can no longer read this text."""
+        """`config` without the tiers that can no longer read this text, or of which the target can verify nothing."""
+        rope, length = self.decoder.scorers[self.decoder.target].rope, len(self.sequence)
+        if rope is not None and rope.at_every_length and length > rope.length and not self._lost:
+            self._lost = dict.fromkeys(range(self.decoder.target), "nothing can be drafted for the target")
+            self.notes.append(
+                f"the target decodes alone from token {len(self.new_ids)}: beyond {rope.length} tokens its rotary "
+                "frequencies change with every token"
+            )
         for tier in config.tiers[:-1]:
             scorer = self.decoder.scorers.get(tier)
             if tier not in self._lost and scorer is not None and scorer.room(self.sequence) < 0:

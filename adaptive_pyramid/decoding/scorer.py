@@ -11,57 +11,18 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import GenerationMixin, PreTrainedModel
 
 from ..stats import Forward
 from ..wrappers import execution_device, unwrapped
+from .caches import check_croppable, croppable_cache
 from .divergence import IMPOSSIBLE
+from .rope import length_dependence
 from .tokens import Tokens, TokenSequence
 from .weights import WeightWatch
 
 _ANY_LENGTH = 1 << 30
 _NARROW = 32  # rows up to which quantised linear layers take their kernel for decoding
-
-
-class _RoomyLayer(DynamicLayer):
-    """A cache layer with spare room at its end: appending copies the new entries only, cropping sets a number.
-
-    The stock layer concatenates, which moves the whole cache at every forward: work that grows with the context.
-    """
-
-    _room: tuple[torch.Tensor, torch.Tensor] | None = None
-    _length = 0
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start, end = self._length, self._length + key_states.shape[-2]
-        if self._room is None or end > self._room[0].shape[-2]:
-            old = self._room or (key_states, value_states)
-            self._room = _moved(old[0], start, end), _moved(old[1], start, end)
-        keys, values = self._room
-        keys[..., start:end, :] = key_states
-        values[..., start:end, :] = value_states
-        self._length = end
-        self.keys, self.values = keys[..., :end, :], values[..., :end, :]
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        return self._length
-
-    def crop(self, tokens_to_remove: int) -> None:
-        # The stock layer slices both tensors, sixty of them in a model of thirty layers; `update` will do so anyway.
-        self._length = max(0, self._length - abs(tokens_to_remove))
-
-
-def _moved(states: torch.Tensor, length: int, needed: int) -> torch.Tensor:
-    """The first `length` entries of `states` at the start of a room half as large again as `needed`."""
-    room = states.new_empty(*states.shape[:-2], max(256, needed + needed // 2), states.shape[-1])
-    room[..., :length, :] = states[..., :length, :]
-    return room
 
 
 class Scorer:
@@ -87,6 +48,7 @@ class Scorer:
         self.embeddings: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         self.is_target = is_target
         self.max_context = context_limit(model, only_hard=is_target)
+        self.rope = length_dependence(model)
         self.log: list[Forward] = []
         self.reads_prompt_apart = False  # in a forward of its own, as `generate` does, whatever is drafted behind it
         self._weights = WeightWatch(model)
@@ -98,6 +60,8 @@ class Scorer:
             )
         self._cache_keyword = "cache" if "cache" in parameters else "past_key_values"  # newer and older transformers
         self._keeps_few_logits = "logits_to_keep" in parameters
+        # `generate` counts positions from 0; left to themselves, models of the RoBERTa family begin behind their padding id.
+        self._takes_positions = "position_ids" in parameters and _counts_positions(model)
         self.clear()
 
     @classmethod
@@ -109,14 +73,14 @@ class Scorer:
 
     def clear(self) -> None:
         """Forget the cached text and free its memory."""
-        # Without a config: a cache built for a sliding window trims itself on crop and cannot be rolled back twice.
-        self._cache = DynamicCache()
-        self._cache.layer_class_to_replicate = _RoomyLayer
+        self._cache = croppable_cache(self.model.config)
         self._ids: list[int] = []  # cached ids known on the host
         self._tail: Tokens | None = None  # drafted ids cached behind them, perhaps not yet known on the host
         self._tail_fed = 0
         self._text: TokenSequence | None = None  # whose verified ids `_agreed` leading cached ids are known to equal
         self._agreed = 0
+        self._read: TokenSequence | None = None  # the text that was read last
+        self._first = 0  # leading cached entries made under the first set of length-dependent rotary frequencies
 
     def forget_old_weights(self) -> None:
         """Forget the cached text if the model's weights have changed since the last call."""
@@ -131,11 +95,15 @@ class Scorer:
                 return -1
             if any(token >= self.embeddings for token in sequence.ids[sequence.verified :]):
                 return -1
-        return _ANY_LENGTH if self.max_context is None else self.max_context - len(sequence)
+        room = _ANY_LENGTH if self.max_context is None else self.max_context - len(sequence)
+        if self.rope is not None and self.is_target:
+            exact = self.rope.room(len(sequence))
+            room = room if exact is None else min(room, exact)
+        return room
 
     def reusable(self, sequence: TokenSequence) -> int:
         """How many leading tokens of a new text need no forward, because they are cached."""
-        return self._in_common(sequence, Tokens())
+        return self._keepable(sequence, len(sequence), self._in_common(sequence, Tokens()))
 
     def logits(self, sequence: TokenSequence, tail: Tokens, last: int) -> torch.Tensor:
         """Unprocessed logits after each of the `last` last tokens of `sequence` followed by `tail`.
@@ -144,7 +112,7 @@ class Scorer:
             float32 [last, V] on the model's device; row -1 predicts the token after the whole text.
         """
         total = len(sequence) + len(tail)
-        keep = min(self._in_common(sequence, tail), total - last)
+        keep = min(self._keepable(sequence, total, self._in_common(sequence, tail)), total - last)
         cached = len(self._ids) + self._tail_fed
         rows: list[torch.Tensor] = []
         try:
@@ -161,6 +129,8 @@ class Scorer:
             # Ctrl-C or too little memory: some layers may hold the new entries and others not, so none can be trusted.
             self.clear()
             raise
+        self._read = sequence
+        self._first = total if self.rope is not None and total <= self.rope.length else min(self._first, keep)
         return self._fitted(rows[0] if len(rows) == 1 else torch.cat(rows))
 
     def _forward_ends(self, sequence: TokenSequence, keep: int, total: int) -> list[int]:
@@ -174,12 +144,14 @@ class Scorer:
     def _forward(self, ids: torch.Tensor, needed: int, context: int) -> torch.Tensor:
         """Logits after the last `needed` of `ids`, float32 [max(1, needed), V]."""
         width, kept = len(ids), max(1, needed)
+        positions = torch.arange(context, context + width, device=self.device)[None]
         self._timer.start()
         output = self.model(
             input_ids=ids[None],
             use_cache=True,
             **{self._cache_keyword: self._cache},
             **({"logits_to_keep": kept} if self._keeps_few_logits else {}),
+            **({"position_ids": positions} if self._takes_positions else {}),
         )
         logits = output.logits[0, -kept:].to(torch.float32)
         self._timer.stop(lambda seconds: self.log.append(Forward(self.tier, width, kept, context, seconds)))
@@ -213,6 +185,14 @@ class Scorer:
             logits = logits.clone()
             logits[:, self.usable_ids :] = IMPOSSIBLE
         return logits
+
+    def _keepable(self, sequence: TokenSequence, total: int, common: int) -> int:
+        """How many of `common` leading entries `generate` would have, too, when it reads a text of `total` tokens."""
+        if self.rope is None:
+            return common
+        cached = len(self._ids) + self._tail_fed
+        continues = self._read is sequence
+        return min(common, self.rope.keepable(cached, self._first, sequence.prompt_length, total, continues))
 
     def _in_common(self, sequence: TokenSequence, tail: Tokens) -> int:
         """Length of the longest prefix that the cache shares with `sequence` + `tail`."""
@@ -250,30 +230,16 @@ class Scorer:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def _counts_positions(model: PreTrainedModel) -> bool:
+    """Whether `generate` passes positions 0, 1, 2, ... (and not positions in space and time, which the model knows)."""
+    method = "_prepare_position_ids_for_generation"
+    return getattr(type(model), method, None) is getattr(GenerationMixin, method, None)
+
+
 def output_width(model: PreTrainedModel) -> int:
     """Number of logits the model's head gives."""
     head = model.get_output_embeddings()
     return int(getattr(head, "out_features", None) or model.config.get_text_config().vocab_size)
-
-
-def check_croppable(model: PreTrainedModel, tier: int) -> None:
-    """Raise ValueError, with the reason, for a model that this library cannot decode with."""
-    name = type(model).__name__
-    config = model.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"tier {tier}: {name} is an encoder-decoder model; expected a decoder-only causal LM")
-    if model.get_output_embeddings() is None:
-        raise ValueError(
-            f"tier {tier}: {name} has no language-model head; expected a causal LM, as AutoModelForCausalLM loads it"
-        )
-    text_config = config.get_text_config()
-    kinds = set(getattr(text_config, "layer_types", None) or [])
-    recurrent = {kind for kind in kinds if "attention" not in kind or "linear" in kind}
-    if getattr(model, "_is_stateful", False) or recurrent:
-        raise ValueError(
-            f"tier {tier}: {name} keeps a recurrent state that cannot be rolled back when a draft is refused; "
-            "expected a model whose layers are all attention with a key/value cache"
-        )
 
 
 def context_limit(model: PreTrainedModel, only_hard: bool) -> int | None:
