@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
@@ -79,6 +81,27 @@ def check_croppable(model: PreTrainedModel, tier: int) -> None:
             f"tier {tier}: {name} keeps a recurrent state that cannot be rolled back when a draft is refused; "
             "expected a model whose layers are all attention with a key/value cache"
         )
+    if any(type(layer).__name__ == "DynamicIndexedLayer" for layer in layers):
+        raise ValueError(
+            f"tier {tier}: {name} selects keys with an index that selects others for several new tokens at once than for one "
+            "at a time, so no draft can be verified exactly; expected a model with full or sliding-window attention"
+        )
+    if any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers) and not _masks_windows(model):
+        raise ValueError(
+            f"tier {tier}: {name} leaves its sliding window to the cache that `generate` trims and that cannot be rolled "
+            "back; expected a model that masks its window"
+        )
+
+
+def _masks_windows(model: PreTrainedModel) -> bool:
+    """Whether a model of transformers makes masks for windows or chunks; other code is taken at its word."""
+    modules = {type(module).__module__ for module in model.modules()}
+    sources = [sys.modules[name] for name in modules if name.startswith("transformers.models.") and name in sys.modules]
+    return not sources or any(
+        "mask" in name and ("sliding" in name or "chunked" in name or "masks" in name)
+        for source in sources
+        for name in vars(source)
+    )
 
 
 def _keeps_one_entry_per_token(layer: CacheLayerMixin | DummyLayer) -> bool:

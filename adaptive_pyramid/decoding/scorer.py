@@ -63,6 +63,8 @@ class Scorer:
         # `generate` counts positions from 0; left to themselves, models of the RoBERTa family begin behind their padding id.
         self._takes_positions = "position_ids" in parameters and _counts_positions(model)
         self.clear()
+        if not getattr(model, "_supports_attention_backend", False):
+            self._check_rollback()
 
     @classmethod
     def alone(cls, model: PreTrainedModel) -> Scorer:
@@ -87,6 +89,37 @@ class Scorer:
         if self._weights.changed():
             self.clear()
             self._weights.renew()
+
+    def _check_rollback(self) -> None:
+        """Try on four tokens what decoding will do: transformers' older models handle their caches each in its own way.
+
+        Raises:
+            ValueError: the model cannot go on from a cropped cache, or gives other logits then.
+        """
+        ids = [(7 + i) % self.embeddings for i in range(4)]
+        text = TokenSequence([ids[0], ids[1], ids[3], ids[2]])
+        problem, cause = "", None
+        try:
+            with torch.inference_mode():
+                self.logits(TokenSequence(ids[:3]), Tokens(), 1)
+                warm = self.logits(text, Tokens(), 2)
+                held = self._cache.get_seq_length()
+                self.clear()
+                cold = self.logits(text, Tokens(), 2)
+        except Exception as error:
+            problem, cause = f"{type(error).__name__}: {error}".splitlines()[0], error
+        else:
+            if held != len(text):
+                problem = f"its cache holds {held} entries for {len(text)} tokens"
+            elif (warm - cold).abs().max() > 0.05 * (1 + cold.std()):
+                problem = "its logits change"
+        self.clear()
+        self.drain()
+        if problem:
+            raise ValueError(
+                f"tier {self.tier}: {type(self.model).__name__} cannot go on from a cropped key/value cache ({problem}); "
+                "expected a model whose cache can be rolled back when a draft is refused"
+            ) from cause
 
     def room(self, sequence: TokenSequence) -> int:
         """How many tokens behind `sequence` the model can still read; negative if it cannot read `sequence` itself."""
