@@ -25,7 +25,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adaptive_pyramid import AdaptivePyramid, Lookup, PyramidConfig
+from adaptive_pyramid import AdaptivePyramid, PromptLookup, PyramidConfig
 from tests.tiny import perturbed
 from tests.tiny_kinds import kinds, quiet, tiny_of_kind
 
@@ -86,7 +86,7 @@ def outcome(kind: str, new_tokens: int = 16, prompts: int = 2) -> Outcome:
             pyramids = {
                 "ar": AdaptivePyramid([target]),
                 "sd": AdaptivePyramid([draft, target]),
-                "lookup": AdaptivePyramid([Lookup(3, 1), target]),
+                "lookup": AdaptivePyramid([PromptLookup(3, 1), target]),
                 "chain": AdaptivePyramid([draft, perturbed(target, 0.05), target]),
             }
         except ValueError as error:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 
-from adaptive_pyramid import AdaptivePyramid, Lookup, PyramidConfig
+from adaptive_pyramid import AdaptivePyramid, PromptLookup, PyramidConfig
 from adaptive_pyramid.decoding.rope import length_dependence
 from tests.sweep import PlantedDraft
 from tests.tiny import perturbed, tiny_model
@@ -66,7 +66,7 @@ LENGTHS = {"ar": [], "sd": [4], "lookup": [4], "chain": [2, 5]}
 
 
 def pyramid_of(way: str, model: PreTrainedModel, draft: PlantedDraft) -> AdaptivePyramid:
-    tiers = {"ar": [], "sd": [draft], "lookup": [Lookup(3, 1)], "chain": [draft, perturbed(model, 0.03)]}[way]
+    tiers = {"ar": [], "sd": [draft], "lookup": [PromptLookup(3, 1)], "chain": [draft, perturbed(model, 0.03)]}[way]
     return AdaptivePyramid([*tiers, model])
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 class _RoomyLayer(DynamicLayer):
@@ -19,7 +20,7 @@ class _RoomyLayer(DynamicLayer):
     _length = 0
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -104,7 +105,7 @@ def _masks_windows(model: PreTrainedModel) -> bool:
     )
 
 
-def _keeps_one_entry_per_token(layer: CacheLayerMixin | DummyLayer) -> bool:
+def _keeps_one_entry_per_token(layer: object) -> bool:
     if hasattr(layer, "recurrent_states"):
         return False
-    return layer.is_croppable or isinstance(layer, DynamicSlidingWindowLayer)
+    return getattr(layer, "is_croppable", False) or isinstance(layer, DynamicSlidingWindowLayer)

@@ -9,7 +9,9 @@ blocks end where they change.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -59,10 +61,11 @@ def length_dependence(model: PreTrainedModel) -> LengthDependence | None:
                 continue
             if "dynamic" in kind:
                 # One less: a text of exactly the original length keeps whatever frequencies a longer one left behind.
-                lengths.add(int(module.original_max_seq_len) - 1)
+                original: Any = module.original_max_seq_len
+                lengths.add(int(original) - 1)
                 at_every_length = True
             elif kind == "longrope":
-                parameters = module.config.rope_parameters
+                parameters: Any = module.config.rope_parameters  # type: ignore[union-attr]
                 parameters = parameters if layer_type is None else parameters[layer_type]
                 lengths.add(int(parameters["original_max_position_embeddings"]))
     if not lengths:
@@ -78,8 +81,7 @@ def _rereads(model: PreTrainedModel, length: int) -> bool:
     cache.update(torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1), 0)
     ids = torch.zeros(1, length + 1, dtype=torch.long)
     # The keyword of newer and of older transformers.
-    keyword = (
-        "cache" if "cache" in inspect.signature(model.prepare_inputs_for_generation).parameters else "past_key_values"
-    )
-    inputs = model.prepare_inputs_for_generation(ids, attention_mask=torch.ones_like(ids), **{keyword: cache})
+    prepare: Callable[..., dict[str, Any]] = model.prepare_inputs_for_generation  # type: ignore[assignment]
+    keyword = "cache" if "cache" in inspect.signature(prepare).parameters else "past_key_values"
+    inputs = prepare(ids, attention_mask=torch.ones_like(ids), **{keyword: cache})
     return inputs.get(keyword) is None
