@@ -26,8 +26,8 @@ DIVERGENCE_NAMES = ("js", "tv", "kl", "kl_rev", "logit_gap", "topk_1", "topk_5",
 
 # What every measured number of a profile is, with its unit.
 MEASUREMENTS = {
-    "speed_ratio": "tokens/s over target-only decoding of the same target, interleaved in the same run",
-    "speed_ratio_interval": "its 95 % bootstrap interval over prompts: [low, high]",
+    "speed_ratio": "total time of target-only decoding over the config's for the same text, prompts in turn; see study.measured_on",
+    "speed_ratio_interval": "its 95 % interval over questions: [low, high]",
     "answer_speed_ratio": "the same ratio of the time until the model's own end of its answers",
     "speed_ratio_hf": "tokens/s over Hugging Face generate with the same target",
     "speed_ratio_other_targets": "family target -> tokens/s over target-only decoding with it (same weights, other kernels)",

@@ -30,7 +30,7 @@ from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.output import PyramidOutput
 from adaptive_pyramid.prompts import prompt_ids
 from adaptive_pyramid.throughput import CostModel
-from tuning.tasks.task import Task, load_task, paired_bootstrap
+from tuning.tasks import Task, load_task, paired_bootstrap
 from tuning.traces.measured_costs import cost_forwards, cost_table
 
 

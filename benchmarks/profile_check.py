@@ -3,7 +3,7 @@
     python -m benchmarks.profile_check csqa.yaml [--data FILE] [--questions 12] [--tokens 48]
 
 The profile's config, the default config (both fixed), and the pyramid as it comes (control, cold for every prompt) take turns
-with target-only decoding on questions outside the study's. Prints tokens/s over target-only decoding with 95 % bootstrap
+with target-only decoding on questions outside the study's. Prints tokens/s over target-only decoding with 95 %
 intervals over prompts, and of the profile over each of the others. Ends with exit code 1 if the profile did not beat the
 pyramid as it comes.
 """
@@ -23,31 +23,25 @@ from adaptive_pyramid import AdaptivePyramid, Profile, families
 from adaptive_pyramid.control.factory import default_config
 from adaptive_pyramid.decoding.method import resolve
 from adaptive_pyramid.prompts import prompt_ids
+from tuning.statistics import time_ratio
 from tuning.study.benchmark import Bench, in_rotation
-from tuning.study.settings import CALIBRATION_QUESTIONS
+from tuning.study.settings import CALIBRATION_QUESTIONS, CHOICE_QUESTIONS, STATED_QUESTIONS
 from tuning.tasks.task import load_task
 
 NAMES = ("target only", "profile", "default config", "control, cold")
 
 
 def unseen(profile: Profile, data: str | None, questions: int) -> list:
-    """Examples that the profile's study neither measured nor calibrated on: those that follow in its own random order.
+    """Examples that the profile's study did not look at: those that follow in its own random order.
 
     In the order of the file they would be of another kind where that is sorted by kind, as Spec-Bench's is.
     """
     study = profile.study
-    seen = study["questions"] + CALIBRATION_QUESTIONS
+    seen = study["questions"] + CALIBRATION_QUESTIONS + STATED_QUESTIONS + CHOICE_QUESTIONS
     fresh = load_task(profile.task, data=data, limit=seen + questions, seed=study["seed"]).examples[seen:]
     if not fresh:
         raise SystemExit(f"every question of task {profile.task!r} was in the study; expected --data with more of them")
     return fresh
-
-
-def interval(seconds: np.ndarray, over: np.ndarray, resamples: int = 2000) -> tuple[float, float, float]:
-    """(sum of `over` / sum of `seconds`, 95 % bootstrap interval over prompts)"""
-    rows = np.random.default_rng(0).integers(len(over), size=(resamples, len(over)))
-    low, high = np.percentile(over[rows].sum(1) / seconds[rows].sum(1), [2.5, 97.5])
-    return float(over.sum() / seconds.sum()), float(low), float(high)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,9 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
         title=f"{profile.task}: {profile.config.label}, {len(examples)} unseen prompts",
     )
     for name in NAMES[1:]:
-        cells = [interval(columns[name], columns["target only"])]
+        cells = [time_ratio(columns["target only"], columns[name])]
         if name != "profile":
-            cells.append(interval(columns["profile"], columns[name]))
+            cells.append(time_ratio(columns[name], columns["profile"]))
         table.add_row(name, *("{:.3f} ({:.3f} to {:.3f})".format(*cell) for cell in cells))
     Console().print(table)
     return int(columns["profile"].sum() >= columns[NAMES[-1]].sum())

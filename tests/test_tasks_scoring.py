@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 
+from tuning.tasks import load_task, paired_bootstrap
 from tuning.tasks.answers import find_choice, find_number, find_program
 from tuning.tasks.formats import Example
-from tuning.tasks.scorers import wilson
-from tuning.tasks.task import load_task, paired_bootstrap
 
 CHOICES = {"A": "kitchen", "B": "state park", "C": "park", "D": "bank", "E": "vitamin shop"}
 
@@ -288,19 +287,6 @@ def test_find_program_in_the_shapes_that_models_write(output):
 )
 def test_find_program_finds_none_where_there_is_none(output):
     assert find_program(output, PROMPT, "area") is None
-
-
-def test_wilson_interval():
-    assert wilson(0.5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.27754), abs=1e-5)
-    assert wilson(1.0, 10) == pytest.approx((0.72246, 1.0), abs=1e-5)
-
-
-def test_wilson_covers_the_truth_about_95_percent_of_the_time():
-    generator = np.random.default_rng(0)
-    truths = generator.uniform(0.02, 0.98, 4000)
-    intervals = [wilson(k / 40, 40) for k in generator.binomial(40, truths)]
-    assert 0.94 < np.mean([low <= truth <= high for truth, (low, high) in zip(truths, intervals)]) < 0.965
 
 
 def test_paired_bootstrap_pairs_and_repeats():

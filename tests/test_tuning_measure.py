@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from adaptive_pyramid import AdaptivePyramid
 from adaptive_pyramid.config import PyramidConfig
@@ -14,7 +13,7 @@ from adaptive_pyramid.decoding.drafters import PromptLookup
 from adaptive_pyramid.decoding.method import METHODS
 from adaptive_pyramid.throughput import CostModel
 from tests.tiny import EOS, PAD, graded_family, tiny_tokenizer
-from tuning.study.benchmark import Bench, Timed, in_rotation, ratio_interval
+from tuning.study.benchmark import Bench, Timed, in_rotation
 from tuning.traces import measured_costs
 
 WIDTHS = (1, 4, 16)
@@ -138,13 +137,3 @@ def test_rotation_lets_everyone_go_first_once() -> None:
     for turn in range(3):
         assert [timed.ids[0] for timed in in_rotation(runs, turn)] == [0, 1, 2]
     assert order == [0, 1, 2, 1, 2, 0, 2, 0, 1]
-
-
-def test_the_interval_covers_the_ratio_and_narrows_with_more_prompts() -> None:
-    generator = torch.Generator().manual_seed(0)
-    own = (1 + torch.rand(400, generator=generator)).tolist()
-    ar = [1.5 * seconds * (0.8 + 0.4 * float(torch.rand(1, generator=generator))) for seconds in own]
-    few, many = ratio_interval(ar[:12], own[:12]), ratio_interval(ar, own)
-    assert few[0] < sum(ar[:12]) / sum(own[:12]) < few[1] and many[0] < 1.5 < many[1]
-    assert many[1] - many[0] < (few[1] - few[0]) / 3
-    assert ratio_interval([2.0, 4.0], [1.0, 2.0]) == pytest.approx((2.0, 2.0))

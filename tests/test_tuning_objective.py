@@ -17,10 +17,11 @@ from adaptive_pyramid.stats import BlockStats, GenerationStats, Verification
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from tuning.study import trial_table
 from tuning.study.benchmark import Timed
-from tuning.study.objective import Limits, Objective, PairedTimings, Question, agreement, ask
+from tuning.study.objective import Limits, Objective, Question, ask
+from tuning.study.paired_timings import PairedTimings, agreement
 from tuning.study.prior import Prediction
 from tuning.study.profile_builder import make_profile, with_spare_stages
-from tuning.study.rerun import rerun_best
+from tuning.study.rerun import rerun_best, split_fresh
 from tuning.study.search_space import SearchSpace
 from tuning.study.trial_record import ScoreSummary, SpeedSummary, TrialRecord
 from tuning.tasks.formats import Example
@@ -190,24 +191,45 @@ def test_agreement_counts_up_to_the_first_difference() -> None:
     assert agreement(Timed([1, 9], 1, planned=4), Timed([1, 2, 3, 4], 1)) == 0.5
 
 
+def timed_run(seconds: float) -> Timed:
+    return Timed([1] * 4, seconds, blocks=[(seconds, 4)])
+
+
 def test_the_total_counts_long_prompts_more() -> None:
     tally = PairedTimings()
     for ar, own in ((1.0, 1.0), (9.0, 3.0)):
-        runs = (Timed([1] * 4, seconds, GenerationStats(blocks=[]), []) for seconds in (ar, own))
-        tally.ar.append(next(runs))
-        tally.own.append(next(runs))
-        tally.until_end.append((1.0, 1.0))
-    assert tally.ratio == 2.5 and tally.summary().ratio_median == 2.0
+        tally.add(timed_run(ar), timed_run(own), answer_tokens=4)
+    assert tally.gain.value == 2.5 and tally.summary().ratio_median == 2.0
 
 
-def test_a_hiccup_does_not_decide() -> None:
+def test_a_disturbed_prompt_is_timed_again_and_does_not_decide() -> None:
+    tally, again = PairedTimings(), []
+    for i in range(12):
+        tally.add(timed_run(30.0 if i == 5 else 2.0), timed_run(40.0 if i == 7 else 1.0 + i / 100), answer_tokens=4)
+    assert tally.settle(lambda index: again.append(index) or (timed_run(2.0), timed_run(1.0 + index / 100))) == 2
+    assert again == [5, 5, 7, 7]  # only what stood apart
+    seen = tally.summary().to_attrs()
+    assert seen["ratio"] == tally.gain.value == pytest.approx(24 / 12.66) and seen["prompts"] == 12
+    assert seen["tokens_per_second"] == pytest.approx(48 / 12.66) and len(seen["seconds"]) == 12
+    assert seen["ratio_interval"][0] < seen["ratio"] < seen["ratio_interval"][1]
+    assert seen["answer_ratio"] == pytest.approx(24 / 12.66)
+
+
+def test_a_prompt_that_truly_gains_more_keeps_its_gain() -> None:
     tally = PairedTimings()
     for i in range(12):
-        ar, own = 30.0 if i == 5 else 2.0, 40.0 if i == 7 else 1.0
-        tally.add(Timed([1] * 4, ar, blocks=[(ar, 4)]), Timed([1] * 4, own, blocks=[(own, 4)]), answer_tokens=4)
-    seen = tally.summary().to_attrs()
-    assert tally.ratio == seen["ratio"] == seen["ratio_median"] == 2.0 and seen["ratio_interval"] == [2.0, 2.0]
-    assert seen["prompts"] == 12 and len(seen["seconds"]) == 12 and seen["tokens_per_second"] == 4.0
+        tally.add(timed_run(3.0), timed_run(1.0 if i == 7 else 3.0), answer_tokens=4)
+    assert tally.settle(lambda index: (timed_run(3.0), timed_run(1.0))) == 1
+    assert tally.gain.value == pytest.approx(36 / 34)  # 1 / (11/12 + 1/36)
+
+
+def test_turns_of_a_question_count_once() -> None:
+    apart, together = PairedTimings(), PairedTimings()
+    for i, own in enumerate((1.0, 1.0, 1.5, 1.5, 1.2, 1.2)):
+        apart.add(timed_run(2.0), timed_run(own), 4)
+        together.add(timed_run(2.0), timed_run(own), 4, question=i // 2)
+    assert apart.gain.value == pytest.approx(together.gain.value)
+    assert together.gain.high - together.gain.low > 1.5 * (apart.gain.high - apart.gain.low)
 
 
 class Words:
@@ -275,36 +297,43 @@ def finalists() -> list:
     return [trial_of(objective("pyramid")), trial_of(objective("pyramid"))]
 
 
-def test_finals_measure_everyone_on_the_same_prompts() -> None:
+def asked(*examples: Example) -> list[Question]:
+    return [Question(one, [[5]], [[0]]) for one in examples]
+
+
+def test_the_choice_and_the_statement_are_of_different_questions() -> None:
     bench = FakeBench("pyramid")
-    rerun = rerun_best(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists())
-    assert bench.order == ["ar", "own", "own", "hf", "own", "own", "hf", "ar"]
-    assert rerun.tallies[rerun.winner].ratio == 2.0 and rerun.over_hugging_face(rerun.winner) == 4.0
-    assert rerun.over_other_targets(rerun.winner) == {}
+    again = rerun_best(bench, asked(EXAMPLES[0]), asked(*EXAMPLES), finalists())
+    assert bench.order == ["ar", "own", "own", "ar", "own", "hf", "own", "hf", "ar"]
+    assert len(again.choice) == 2 and [tally.question for tally in again.choice] == [[0], [0]]
+    assert again.stated.question == [0, 1] and again.stated.gain.value == 2.0
+    assert again.over_hugging_face(again.stated.own) == 4.0 and again.over_other_targets(again.stated.own) == {}
+    bench.order.clear()
+    again = rerun_best(bench, asked(EXAMPLES[0]), asked(*EXAMPLES), finalists()[:1])
+    assert bench.order == ["ar", "own", "hf", "own", "hf", "ar"]  # one finalist: nothing to choose
+    assert again.winner is again.finalists[0]
 
 
-def test_finals_time_the_familys_other_targets_in_the_same_rotation() -> None:
+def test_the_familys_other_targets_take_their_turn_on_the_first_questions() -> None:
     bench, other = FakeBench("pyramid"), FakeBench("pyramid")
     other.order, other.timed = bench.order, lambda name, ids: FakeBench.timed(other, "other", ids)
     other.seconds["other"] = 0.5
-    rerun = rerun_best(bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": other})
-    assert bench.order == [
-        "other",
-        "ar",
-        "own",
-        "own",
-        "other",
-        "hf",
-        "own",
-        "own",
-        "other",
-        "hf",
-        "ar",
-    ]  # warmed up first
-    assert rerun.over_other_targets(rerun.winner) == {"int4": 0.5} and rerun.over_hugging_face(rerun.winner) == 4.0
+    again = rerun_best(bench, [], asked(*EXAMPLES * 4), finalists()[:1], others={"int4": other})
+    assert bench.order[:9] == ["other", "ar", "own", "other", "hf", "own", "other", "hf", "ar"]  # warmed up first
+    assert [bench.order.count(name) for name in ("ar", "own", "hf", "other")] == [8, 8, 6, 7]
+    ours = again.stated.own
+    assert again.over_other_targets(ours) == {"int4": 0.5} and again.over_hugging_face(ours) == 4.0
 
 
-def profile_of(own_seconds: float, monkeypatch):
+def test_fresh_questions_are_for_the_statement_first() -> None:
+    trials = list(range(100, 120))
+    assert split_fresh(list(range(16)), trials) == ([12, 13, 14, 15], list(range(12)), True)
+    assert split_fresh(list(range(15)), trials) == ([100, 101, 102, 103], list(range(12)), True)
+    assert split_fresh([0, 1], trials) == ([100, 101, 102, 103], [0, 1], True)
+    assert split_fresh([0], trials) == ([100, 101, 102, 103], list(range(100, 112)), False)
+
+
+def profile_of(own_seconds: float, fresh: bool = True):
     bench = FakeBench("pyramid")
     bench.seconds["own"] = own_seconds
     bench.pyramid.description = lambda: {
@@ -319,18 +348,16 @@ def profile_of(own_seconds: float, monkeypatch):
         models=(None, None, None),
         sources={"lookup": {"lookup": True}, "small": {"repo": "s"}, "big": {"repo": "b", "revision": "1"}},
     )
-    rerun = rerun_best(
-        bench, [Question(one, [[5]], [[0]]) for one in EXAMPLES], finalists(), others={"int4": FakeBench("pyramid")}
+    again = rerun_best(
+        bench, asked(EXAMPLES[0]), asked(*EXAMPLES), finalists(), fresh, others={"int4": FakeBench("pyramid")}
     )
     prior = SimpleNamespace(costs=None)
     score = ScoreSummary(0.5, 0.1, 0.9, 2, "x")
-    return make_profile(
-        "t", family, bench, prior, rerun.finalists[rerun.winner], rerun, score, {"trials": 1, "target": "int8"}
-    )
+    return make_profile("t", family, bench, prior, again.winner, again, score, {"trials": 1, "target": "int8"})
 
 
-def test_a_profile_holds_the_fresh_numbers(monkeypatch) -> None:
-    profile = profile_of(0.5, monkeypatch)
+def test_a_profile_holds_the_fresh_numbers() -> None:
+    profile = profile_of(0.5)
     assert (
         profile.measured["speed_ratio"] == 4.0
         and profile.measured["speed_ratio_hf"] == 8.0
@@ -338,13 +365,17 @@ def test_a_profile_holds_the_fresh_numbers(monkeypatch) -> None:
     )
     assert profile.measured["speed_ratio_other_targets"] == {"int4": 4.0} and profile.target == "int8"
     assert len(profile.config.route) > 1 and profile.revisions["big"] == "repo: b, revision: 1"
+    assert profile.study["gain_shown"] is True and profile.study["measured_on"].startswith("fresh questions")
+    assert profile_of(0.5, fresh=False).study["measured_on"].startswith("the trials' questions")
 
 
-def test_a_config_that_does_not_pay_is_not_shipped(monkeypatch) -> None:
-    profile = profile_of(2.5, monkeypatch)
+def test_a_config_that_does_not_pay_is_not_shipped() -> None:
+    profile = profile_of(2.5)
     assert profile.config.route == (2,) and profile.measured["speed_ratio"] == 1.0
     assert profile.measured["tokens_per_second"] == 2.0 and profile.measured["speed_ratio_hf"] == 2.0
     assert profile.measured["speed_ratio_other_targets"] == {"int4": 1.0}
+    assert profile.study["gain_shown"] is False and profile.study["best_speed_ratio"] == 0.8
+    assert len(profile.study["best_config"]["route"]) > 1 and "speed_ratio_interval" not in profile.measured
 
 
 def test_spare_stages_get_sensible_lengths() -> None:

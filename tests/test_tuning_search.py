@@ -185,6 +185,23 @@ def test_a_method_that_drifts_is_scored_on_its_own_text(tmp_path, family) -> Non
     assert outcome.profile.rules == ("fuzzy", "fuzzy") and outcome.profile.divergence == "js"
 
 
+def test_too_few_questions_for_fresh_ones_are_said(tmp_path, family, capsys) -> None:
+    sample = (ROOT / "tuning" / "tasks" / "data" / "csqa_sample.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "few.jsonl").write_text("\n".join(sample[: QUESTIONS + 2]), encoding="utf-8")
+    outcome = search(tmp_path / "few.yaml", trials=2, family=family, data=str(tmp_path / "few.jsonl"))
+    assert outcome.profile.study["measured_on"].startswith("the trials' questions, which chose the config")
+    assert "the speeds may be too high)" in capsys.readouterr().out
+
+
+def test_what_a_profile_states_is_of_fresh_questions(done) -> None:
+    study, seen = done.profile.study, done.profile.measured
+    assert study["measured_on"].startswith("fresh questions") and seen["prompts"] == 12  # trials measure QUESTIONS
+    low, high = study["best_speed_ratio_interval"]
+    assert low < study["best_speed_ratio"] < high and study["gain_shown"] == (low > 1)
+    assert (len(done.profile.config.route) > 1) == study["gain_shown"] == ("speed_ratio_interval" in seen)
+    assert seen["speed_ratio"] == (study["best_speed_ratio"] if study["gain_shown"] else 1.0)
+
+
 def test_methods_with_nothing_to_tune_say_so(tmp_path, family) -> None:
     with pytest.raises(ValueError, match="'ar' has nothing to tune"):
         search(tmp_path / "ar.yaml", method="ar", family=family)

@@ -101,7 +101,7 @@ def decode(
         max_new_tokens=settings["max_new_tokens"],
         run_code=run_code,
     )
-    loaded, examples, _ = choose_examples(chosen)
+    loaded, examples, *_ = choose_examples(chosen)
     if questions_digest(examples) != settings["questions_sha256"]:
         raise ValueError("these are not the questions of the study; give the --task and --data that it was made with")
     if family is None:

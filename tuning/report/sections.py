@@ -53,14 +53,14 @@ class Sections(ModelledSections):
             f"Score: {score['label'].split(':')[0]}. Intervals hold 95 %."
         )
         if len(profile.config.route) == 1:
-            what += " Nothing was faster than the target alone."
+            what += " No gain over the target alone was shown."
         return f"<h1>{html.escape(label)}</h1>" + html.paragraph(what, "lead") + html.tiles(tiles)
 
     # speed and quality
 
     def speed(self) -> str:
         kind, clock = self._clock()
-        caption = f"{clock} Bars: 95 % bootstrap intervals over prompts."
+        caption = f"{clock} Bars: 95 % intervals over questions."
         trials = self.study.trials
         drifted = [self._point(trial, "mean_drift") for trial in trials]
         if self.study.method.lossless:
@@ -126,15 +126,9 @@ class Sections(ModelledSections):
         seen = record.speed
         if quality == "score":
             y = (record.score.value, record.score.low, record.score.high)
-            on_front = trial.number in trial_table.front(self.study.trials)
         else:
             y = (seen.mean_drift,) * 3
-            own = (seen.ratio, seen.mean_drift)
-            usable = [TrialRecord.of(other).speed for other in filter(trial_table.feasible, self.study.trials)]
-            on_front = trial_table.feasible(trial) and not any(
-                other.ratio >= own[0] and other.mean_drift <= own[1] and (other.ratio, other.mean_drift) != own
-                for other in usable
-            )
+        on_front = trial.number in trial_table.front(self.study.trials, by_drift=quality == "mean_drift")
         measured = "measured" if trial_table.feasible(trial) else "limit"
         state = "front" if on_front else "pruned" if trial.state.name == "PRUNED" else measured
         return Point(trial.number, seen.ratio, *seen.ratio_interval, *y, state)

@@ -6,11 +6,9 @@ mismatch, anything behind a drifting acceptance) is estimated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +16,10 @@ from adaptive_pyramid.config import PyramidConfig, Route
 from adaptive_pyramid.decoding.method import METHODS, Method
 from adaptive_pyramid.throughput import CostModel, ThroughputModel, insertion_advice
 from tuning.replay.engine import Replay
+from tuning.statistics import Interval, share
 
 LENGTHS_D = (1, 2, 3, 4, 6, 8, 12)
 LENGTHS_Q = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class ModelledSpeeds:
 
     def acceptance_by_tau(self, stage: TierPair, taus: Sequence[float]) -> list[float]:
         """Share of single proposed tokens that the verifier keeps, per tau; proposals along the target's text."""
-        return [_share(self._verdicts(stage, tau, 1)[0])[0] for tau in taus]
+        return [_share(self._verdicts(stage, tau, 1)[0]).value for tau in taus]
 
     def acceptance_by_position(self, stage: TierPair, tau: float, length: int) -> list[tuple[float, float, float]]:
         """Per position: (acceptance given that everything before it was accepted, low, high), 95 % Wilson interval."""
@@ -215,23 +213,7 @@ class ModelledSpeeds:
         return found
 
 
-def interval(statistic: Any, n: int, seed: int = 0) -> tuple[float, float, float]:
-    """(value, low, high): `statistic(weights)` on all n prompts, and its 95 % bootstrap interval over prompts.
-
-    `weights` is float64 [n], how often each prompt was drawn.
-    """
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(float)
-    values = [float(statistic(draw)) for draw in draws]
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(statistic(np.ones(n))), float(low), float(high)
-
-
-def _share(counts: tuple[int, int]) -> tuple[float, float, float]:
-    """Share, and its 95 % Wilson interval; NaN of nothing."""
+def _share(counts: tuple[int, int]) -> Interval:
+    """(accepted, tested) as a share."""
     accepted, tested = counts
-    if not tested:
-        return math.nan, math.nan, math.nan
-    share, z = accepted / tested, 1.96
-    middle = (share + z * z / (2 * tested)) / (1 + z * z / tested)
-    half = z * math.sqrt(share * (1 - share) / tested + z * z / (4 * tested * tested)) / (1 + z * z / tested)
-    return share, max(0.0, middle - half), min(1.0, middle + half)
+    return share(accepted / max(tested, 1), tested)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptive_pyramid.config import route_label
-from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q, ModelledSpeeds, interval
+from tuning.research.modelled_speeds import LENGTHS_D, LENGTHS_Q, ModelledSpeeds
 from tuning.research.paper_runs import REFERENCE_TAUS, TAUS, PaperRun, PaperRuns, Setting, totals
+from tuning.statistics import bootstrap
 
 CONFIRMED, REFUTED, UNTOLD, UNMEASURED = "confirmed", "refuted", "cannot be told here", "not measured"
 MARGIN = 0.02  # speed that pays for nothing: below it, "faster" is not worth a word
@@ -109,7 +110,7 @@ def lengths_claim(modelled: ModelledSpeeds) -> Claim:
         groups = [np.array([cells[cell] for cell in group]) for group in (inside, outside)]
         # The best of each group is chosen anew in every resample: its choice is part of what is uncertain.
         gain = Estimate(
-            *interval(lambda drawn: (groups[1] @ drawn).min() / (groups[0] @ drawn).min(), modelled.n_traces), 1.0
+            *bootstrap(lambda drawn: (groups[1] @ drawn).min() / (groups[0] @ drawn).min(), modelled.n_traces), 1.0
         )
         verdicts.append(gain.verdict)
         said = [f"{cell[0]}, {cell[1]} ({alone.sum() / table[cell]:.2f} × ar)" for cell in best]
@@ -129,7 +130,7 @@ def order_claim(decodings: PaperRuns, source: str) -> Claim:
     """The same two values either way round: does the speed spread more over prompts when the larger one is tau_Q?"""
     pairs = [(low, high) for low in TAUS for high in TAUS if low < high]
     kept, broken = ([_speeds(decodings, key(*pair)) for pair in pairs] for key in (_f, lambda low, high: _f(high, low)))
-    more = Estimate(*interval(lambda drawn: _mean_spread(broken, drawn) - _mean_spread(kept, drawn), len(decodings)))
+    more = Estimate(*bootstrap(lambda drawn: _mean_spread(broken, drawn) - _mean_spread(kept, drawn), len(decodings)))
     every = np.ones(len(decodings))
     numbers = (
         f"relative spread (standard deviation over mean) of the speed over prompts: {_mean_spread(kept, every):.3f} with tau_Q < tau_T, "
@@ -201,8 +202,8 @@ def variants_claim(decodings: PaperRuns, source: str) -> Claim:
     ]
     scores = [[_column(runs, "score") for runs in group] for group in (fuzzy, assisted)]
     n = len(decodings)
-    speed = Estimate(*interval(lambda drawn: _mean_spread(speeds[0], drawn) - _mean_spread(speeds[1], drawn), n))
-    score = Estimate(*interval(lambda drawn: _mean_deviation(scores[0], drawn) - _mean_deviation(scores[1], drawn), n))
+    speed = Estimate(*bootstrap(lambda drawn: _mean_spread(speeds[0], drawn) - _mean_spread(speeds[1], drawn), n))
+    score = Estimate(*bootstrap(lambda drawn: _mean_deviation(scores[0], drawn) - _mean_deviation(scores[1], drawn), n))
     verdicts = {faster.verdict, speed.verdict, score.verdict}
     verdict = CONFIRMED if verdicts == {CONFIRMED} else REFUTED if REFUTED in verdicts else UNTOLD
     numbers = (
@@ -253,7 +254,7 @@ def _merged(settings: Sequence[Sequence[PaperRun]]) -> list[PaperRun]:
 def _ratio(slow: Sequence[PaperRun], fast: Sequence[PaperRun]) -> tuple[float, float, float]:
     """Speed of `fast` over that of `slow`, with its interval."""
     a, b = ([_column(runs, name) for name in ("seconds", "tokens")] for runs in (slow, fast))
-    return interval(lambda drawn: (a[0] @ drawn / (a[1] @ drawn)) / (b[0] @ drawn / (b[1] @ drawn)), len(slow))
+    return bootstrap(lambda drawn: (a[0] @ drawn / (a[1] @ drawn)) / (b[0] @ drawn / (b[1] @ drawn)), len(slow))
 
 
 def _difference(
@@ -261,7 +262,7 @@ def _difference(
 ) -> tuple[float, float, float]:
     """Mean over questions of value(more) - value(less), with its interval."""
     differences = np.array([value(a) - value(b) for a, b in zip(more, less)])
-    return interval(lambda drawn: differences @ drawn / drawn.sum(), len(differences))
+    return bootstrap(lambda drawn: differences @ drawn / drawn.sum(), len(differences))
 
 
 def _mean_deviation(columns: Sequence[np.ndarray], drawn: np.ndarray) -> float:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from adaptive_pyramid.config import PyramidConfig
@@ -156,13 +155,3 @@ def in_rotation(runs: Sequence[Callable[[], Timed]], turn: int) -> list[Timed]:
     order = [(turn + i) % len(runs) for i in range(len(runs))]
     found = {index: runs[index]() for index in order}
     return [found[index] for index in range(len(runs))]
-
-
-def ratio_interval(
-    reference: Sequence[float], seconds: Sequence[float], resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """95 % bootstrap interval, over prompts in pairs, of sum(reference) / sum(seconds)."""
-    rows = np.random.default_rng(seed).integers(0, len(seconds), size=(resamples, len(seconds)))
-    ratios = np.asarray(reference)[rows].sum(1) / np.asarray(seconds)[rows].sum(1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import optuna
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.prompts import prompt_ids
-from adaptive_pyramid.stats import BlockStats, GenerationStats
-from tuning.study.benchmark import Bench, Timed, in_rotation, ratio_interval
+from tuning.statistics import paired_bootstrap
+from tuning.study.benchmark import Bench, Timed, in_rotation
+from tuning.study.paired_timings import PairedTimings
 from tuning.study.prior import Prior
 from tuning.study.search_space import SearchSpace
 from tuning.study.settings import Limits
-from tuning.study.trial_record import ScoreSummary, SpeedSummary, TrialRecord
+from tuning.study.trial_record import ScoreSummary, TrialRecord
 from tuning.tasks.formats import Example
-from tuning.tasks.scorers import Agreement, Score, paired_bootstrap
+from tuning.tasks.scorers import Agreement, Score
 from tuning.tasks.task import Task
 
 MIN_QUESTIONS = 12  # a trial is never pruned on fewer: its number should mean something
@@ -54,68 +54,6 @@ def ask(
         questions.append(question)
         progress()
     return questions
-
-
-@dataclass
-class PairedTimings:
-    """A config's timed runs beside target-only ones on the same prompts."""
-
-    ar: list[Timed] = field(default_factory=list)
-    own: list[Timed] = field(default_factory=list)
-    until_end: list[tuple[float, float]] = field(default_factory=list)  # seconds to the answer's own end: ar, own
-
-    def add(self, ar: Timed, own: Timed, answer_tokens: int) -> None:
-        self.ar.append(ar)
-        self.own.append(own)
-        self.until_end.append((ar.seconds_until(answer_tokens), own.seconds_until(answer_tokens)))
-
-    @property
-    def ratio(self) -> float:
-        """Time saved over the kept prompts: seconds per token of `ar` over the config's."""
-        ar, own = self._kept()
-        return _tokens_per_second(own) / _tokens_per_second(ar)
-
-    def _kept(self) -> tuple[list[Timed], list[Timed]]:
-        """-> (`ar`, own) without one in eight prompts at either end of the ratios.
-
-        Something else that the machine does for a second must not decide between configs; twelve prompts lose two.
-        """
-        ar, own = self._speeds()
-        order = sorted(range(len(own)), key=lambda i: own[i] / ar[i])
-        cut = len(order) // 8
-        kept = sorted(order[cut : len(order) - cut])
-        return [self.ar[i] for i in kept], [self.own[i] for i in kept]
-
-    def _speeds(self) -> tuple[list[float], list[float]]:
-        return [run.tokens_per_second for run in self.ar], [run.tokens_per_second for run in self.own]
-
-    def summary(self) -> SpeedSummary:
-        """What a trial stores of these runs."""
-        stats = GenerationStats(blocks=[block for run in self.own for block in _blocks(run)])
-        tested = [stage for stage in stats.stages if stage.accepted + stage.rejected]
-        ar, own = self._kept()
-        paces = [[run.seconds / run.tokens for run in runs] for runs in (ar, own)]
-        return SpeedSummary(
-            ratio=self.ratio,
-            ratio_interval=ratio_interval(*paces),
-            ratio_median=statistics.median(b / a for a, b in zip(*self._speeds())),
-            answer_ratio=sum(a for a, _ in self.until_end) / sum(b for _, b in self.until_end),
-            tokens_per_second=_tokens_per_second(own),
-            ar_tokens_per_second=_tokens_per_second(ar),
-            prompts=len(self.own),
-            tokens=sum(run.tokens for run in self.own),
-            acceptance={stage.tier: stage.acceptance_rate for stage in tested},
-            acceptance_length={stage.tier: stage.acceptance_length for stage in stats.stages},
-            agreement=sum(map(agreement, self.ar, self.own)) / len(self.own),
-            mean_drift=stats.mean_drift,
-            seconds=tuple((round(a.seconds, 4), round(b.seconds, 4)) for a, b in zip(self.ar, self.own)),
-        )
-
-
-def agreement(one: Timed, other: Timed) -> float:
-    """Share of tokens before the first that differs, among as many as both have."""
-    shorter = min(len(one.ids), len(other.ids))
-    return next((i for i, (a, b) in enumerate(zip(one.ids, other.ids)) if a != b), shorter) / shorter
 
 
 @dataclass
@@ -166,28 +104,34 @@ class Objective:
         record = TrialRecord(config, predicted.ratio, predicted.formula_ratio, self.worker)
         record.store(trial)
         claimed()
-        tally = PairedTimings()
+        timings, prompts = PairedTimings(), []
+
+        def pair(prompt: Sequence[int], turn: int) -> list[Timed]:
+            runs = (lambda: self.bench.ar_at_its_pace(prompt), lambda: self.bench.run(prompt, config))
+            with interruptible():
+                return in_rotation(runs, turn + trial.number)
+
         for index, question in enumerate(self.questions):
             for prompt, answer in zip(question.prompts, question.answers):
-                runs = (lambda: self.bench.ar_at_its_pace(prompt), lambda: self.bench.run(prompt, config))
-                with interruptible():
-                    timed = in_rotation(runs, index + trial.number)
-                tally.add(*timed, answer_tokens=len(answer))
+                prompts.append(prompt)
+                timings.add(*pair(prompt, index), answer_tokens=len(answer), question=index)
             progress()
             if self.with_score:
                 continue  # a study of two objectives takes no intermediate values and prunes nothing
-            trial.report(tally.own[-1].tokens_per_second / tally.ar[-1].tokens_per_second, index)
+            trial.report(timings.own[-1].tokens_per_second / timings.ar[-1].tokens_per_second, index)
             if index + 1 >= MIN_QUESTIONS and index + 1 < len(self.questions) and trial.should_prune():
-                replace(record, speed=tally.summary()).store(trial)
+                replace(record, speed=timings.summary()).store(trial)
                 raise optuna.TrialPruned
-        record = replace(record, speed=tally.summary())
+        if self.bench.price is None:
+            timings.settle(lambda index: pair(prompts[index], index))
+        record = replace(record, speed=timings.summary())
         record.store(trial)
         with interruptible():
             score, loss = self.score(config)
         replace(record, score=ScoreSummary.of(score), score_loss=loss).store(trial)
         for name, excess in self.limits.excesses(score.value, loss[0], record.speed.mean_drift).items():
             trial.set_constraint(name, excess)
-        return (tally.ratio, score.value) if self.with_score else tally.ratio
+        return (record.speed.ratio, score.value) if self.with_score else record.speed.ratio
 
     def score(self, config: PyramidConfig) -> tuple[Score, tuple[float, float, float]]:
         """-> (task score, what it lost against `ar` on the same questions with its 95 % interval)
@@ -207,11 +151,3 @@ class Objective:
     def _texts(self, answers: Sequence[Sequence[int]]) -> str | list[str]:
         texts = [self.bench.answer_text(ids) for ids in answers]
         return texts[0] if len(texts) == 1 else texts
-
-
-def _blocks(run: Timed) -> list[BlockStats]:
-    return run.stats.blocks if run.stats is not None else []
-
-
-def _tokens_per_second(runs: Sequence[Timed]) -> float:
-    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,6 +18,10 @@ from tuning.study.prior import Prior
 from tuning.study.rerun import Rerun
 from tuning.study.trial_record import ScoreSummary, TrialRecord
 
+# What `study.measured_on` of a profile says.
+FRESH = "fresh questions, which chose nothing"
+NOT_FRESH = "the trials' questions, which chose the config: the speeds may be too high"
+
 
 def make_profile(
     task: str,
@@ -28,47 +33,47 @@ def make_profile(
     ar_score: ScoreSummary,
     study: Mapping[str, Any],
 ) -> Profile:
-    """The profile of a trial's config; of target-only decoding if the config turned out no faster.
+    """The profile of a trial's config; of target-only decoding if no gain of the config was shown.
 
-    `rerun` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
+    A gain is shown where the whole 95 % interval of the speed ratio lies above 1. Without it the profile claims nothing:
+    target-only decoding is what the ratio is measured against, so it is never slower. What was found all the same
+    stands in `study`. `rerun` None: the trial's own numbers are all there is. Of a study on what-if costs the profile says in place of a
     device which; it holds no cost table, because control would take that for this machine's.
     """
     record = TrialRecord.of(trial)
     config = record.config
-    if rerun is None:
-        seen, ratio_hf, ratios = record.speed, None, {}
-    else:
-        seen, ratio_hf = rerun.tallies[rerun.winner].summary(), rerun.over_hugging_face(rerun.winner)
-        ratios = rerun.over_other_targets(rerun.winner)
-    measured: dict[str, Any] = {
-        "speed_ratio": seen.ratio,
-        "speed_ratio_interval": list(seen.ratio_interval),
-        "answer_speed_ratio": seen.answer_ratio,
-        "tokens_per_second": seen.tokens_per_second,
-        "acceptance": dict(seen.acceptance),
-        "acceptance_length": dict(seen.acceptance_length),
-        "agreement": seen.agreement,
-        "mean_drift": seen.mean_drift,
-        "score": asdict(record.score),
-        "prompts": seen.prompts,
-        "predicted_ratio": record.predicted_ratio,
+    seen = record.speed if rerun is None else rerun.stated.summary()
+    low, high = seen.ratio_interval
+    shown = low > 1.0  # False of NaN, the interval of a single question
+    measured: dict[str, Any] = {"speed_ratio": 1.0, "tokens_per_second": seen.ar_tokens_per_second}
+    found = {
+        "measured_on": FRESH if rerun is not None and rerun.fresh else NOT_FRESH,
+        "gain_shown": shown,
+        "best_config": config.to_dict(),
+        "best_speed_ratio": seen.ratio,
+        "best_speed_ratio_interval": None if math.isnan(low) else [low, high],
     }
-    shipped = max(1.0, 1.0 / seen.ratio)  # tokens/s of what is shipped over the finalist's
-    if seen.ratio <= 1.0:
-        # Never slower: what did not pay is not shipped. `ar` is what the ratio is measured against.
+    if shown:
         measured = {
-            "speed_ratio": 1.0,
-            "tokens_per_second": seen.ar_tokens_per_second,
-            "mean_drift": 0.0,
-            "agreement": 1.0,
-            "score": asdict(ar_score),
-            "prompts": seen.prompts,
+            "speed_ratio": seen.ratio,
+            "speed_ratio_interval": [low, high],
+            "answer_speed_ratio": seen.answer_ratio,
+            "tokens_per_second": seen.tokens_per_second,
+            "acceptance": dict(seen.acceptance),
+            "acceptance_length": dict(seen.acceptance_length),
+            "predicted_ratio": record.predicted_ratio,
         }
+    else:
         config = config.with_route((config.target,))
-    if ratio_hf is not None:
-        measured["speed_ratio_hf"] = ratio_hf * shipped
-    if ratios:
-        measured["speed_ratio_other_targets"] = {name: ratio * shipped for name, ratio in ratios.items()}
+    measured["agreement"] = seen.agreement if shown else 1.0
+    measured["mean_drift"] = seen.mean_drift if shown else 0.0
+    measured["score"] = asdict(record.score if shown else ar_score)
+    measured["prompts"] = seen.prompts
+    if rerun is not None:
+        ours = rerun.stated.own if shown else rerun.stated.ar
+        over_hugging_face, over_others = rerun.over_hugging_face(ours), rerun.over_other_targets(ours)
+        measured |= {} if over_hugging_face is None else {"speed_ratio_hf": over_hugging_face}
+        measured |= {"speed_ratio_other_targets": over_others} if over_others else {}
     here = bench.pyramid.description()
     method, what_if = bench.method, study.get("costs")
     return Profile(
@@ -84,7 +89,7 @@ def make_profile(
         measured=measured,
         costs=None if what_if else prior.costs,
         dtype=here["dtype"],
-        study=dict(study),
+        study={**study, **found},
         device=f"what-if {what_if['name']}" if what_if else here["device"],
         versions={name: str(number) for name, number in here["versions"].items()},
         revisions={

@@ -29,10 +29,18 @@ from tuning.study.objective import MIN_QUESTIONS, Objective, Question, ask
 from tuning.study.prior import Prior
 from tuning.study.prior_data import calibrate
 from tuning.study.profile_builder import make_profile
-from tuning.study.rerun import FINALISTS, RERUN_QUESTIONS, Rerun, rerun_best
+from tuning.study.rerun import FINALISTS, Rerun, rerun_best, split_fresh
 from tuning.study.sampler import PriorSampler
 from tuning.study.search_space import SearchSpace
-from tuning.study.settings import Limits, Settings, choose_examples, questions_digest
+from tuning.study.settings import (
+    CHOICE_QUESTIONS,
+    STATED_QUESTIONS,
+    ChosenExamples,
+    Limits,
+    Settings,
+    choose_examples,
+    questions_digest,
+)
 from tuning.study.trial_queue import TrialQueue
 from tuning.study.trial_record import ScoreSummary, TrialRecord, worker_of
 from tuning.study.workers import WorkersFailed, parent_is_alive, run_workers
@@ -64,7 +72,7 @@ def run_search(
 
 def prepare(
     settings: Settings,
-    examples: tuple[Task, list[Example], list[Example]],
+    examples: ChosenExamples,
     family: families.Family | None = None,
     heartbeat: int = storage.HEARTBEAT,
 ) -> Search:
@@ -79,7 +87,7 @@ def prepare(
         ValueError, TypeError, OSError, FamilyUnavailable: one sentence on what is wrong, and with what.
     """
     steps = Steps()
-    task, measured, calibration = examples
+    task, measured, calibration, fresh = examples
     method = resolve(settings.method)
     out = settings.out or Path(f"{task.name}.yaml")
     url = storage.checked_url(settings.storage or storage.default_storage(out), settings.workers)
@@ -99,7 +107,9 @@ def prepare(
         )  # one that does not fit is an error now
     record = _record(settings, task, measured, family, bench, limits)
     opened = _open(url, out.stem, record, 1 + settings.multi_objective, heartbeat)
-    return Search(settings, task, measured, calibration, family, bench, space, limits, opened, url, out, given, steps)
+    return Search(
+        settings, task, measured, calibration, fresh, family, bench, space, limits, opened, url, out, given, steps
+    )
 
 
 @dataclass
@@ -113,6 +123,7 @@ class Search:
     task: Task
     measured: list[Example]
     calibration: list[Example]
+    fresh: list[Example]
     family: families.Family
     bench: Bench
     space: SearchSpace
@@ -315,12 +326,22 @@ class Search:
             )
 
     def _rerun(self, bench: Bench, questions: Sequence[Question]) -> Rerun | None:
+        """Time the best trials again, and the best of these on questions that chose nothing."""
         finalists = trial_table.best_first(storage.finished(self.study))[:FINALISTS]
         if not finalists:
             return None
         others = self._other_targets()
-        with progress_bar("rerun", len(questions[:RERUN_QUESTIONS])) as advance:
-            return rerun_best(bench, questions[:RERUN_QUESTIONS], finalists, advance, others)
+        with progress_bar("target's answers to fresh questions", len(self.fresh)) as advance:
+            fresh = ask(bench, self.fresh, progress=advance)
+        choice, stated, is_fresh = split_fresh(fresh, questions)
+        if not is_fresh:
+            note(
+                f"The task has too few questions to measure the result on fresh ones: {len(self.fresh)} left, at least 2 "
+                f"needed (best {STATED_QUESTIONS + CHOICE_QUESTIONS}). Its speeds are those of the questions that chose "
+                "the config and may be too high; give more with --data, or fewer --questions."
+            )
+        with progress_bar("rerun", len(stated) + len(choice) * (len(finalists) > 1)) as advance:
+            return rerun_best(bench, choice, stated, finalists, is_fresh, advance, others)
 
     def _other_targets(self) -> dict[str, Bench]:
         """The family's other targets, by name, to be timed beside the finalists."""
@@ -345,7 +366,7 @@ class Search:
         if not best:
             note("No trial was measured to its end within the limits, so no profile was written.")
             return None
-        trial = best[0] if rerun is None else rerun.finalists[rerun.winner]
+        trial = best[0] if rerun is None else rerun.winner
         errors = {name: trial_table.median_error(trials, f"{name}_ratio") for name in ("predicted", "formula")}
         provenance = {
             "name": self.study.study_name,

@@ -35,7 +35,7 @@ class PriorSampler(BaseSampler):
     """Chooses the candidate with the largest expected improvement in speed ratio over the best usable trial.
 
     log(measured / predicted) gets a Gaussian process with a Matern 5/2 kernel over route, log lengths and taus, and
-    fitted noise. (A trial's bootstrap interval is no measure of that noise: prompts differ, but they differ alike for
+    fitted noise. (A trial's interval is no measure of that noise: prompts differ, but they differ alike for
     all.) Every limit of the study gets another process on its excess, and the improvement is weighted with the
     probability of keeping all limits (Gardner et al., 2014). Without any finished trial the prior's best is chosen.
     Candidates that were tried or are running are not tried again.

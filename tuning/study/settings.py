@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from adaptive_pyramid.errors import check_int, check_number, unknown_name
 from tuning.replay.what_if_costs import CostTable, load_costs
@@ -15,6 +16,8 @@ from tuning.tasks.formats import Example
 from tuning.tasks.task import Task, load_task
 
 CALIBRATION_QUESTIONS = 8
+CHOICE_QUESTIONS = 4  # on which the best trials are told apart: what is left of their differences is small
+STATED_QUESTIONS = 12  # of what a profile states: with a spread of 15 % over questions, give or take 10 %
 SAMPLERS = ("gp", "tpe", "random")
 CLOCKS = ("wall", "model")
 
@@ -129,8 +132,21 @@ class Settings:
         return None if self.costs is None else load_costs(self.costs, self.cost_rows)
 
 
-def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Example]]:
-    """-> (task, measured examples, calibration examples); the two lists are disjoint and chosen by the seed.
+class ChosenExamples(NamedTuple):
+    """A task and disjoint lists of its examples: those measured in every trial, those that calibrate, and fresh ones.
+
+    `fresh` are for what the profile states: nothing else may look at them. Empty where the task has too few.
+    """
+
+    task: Task
+    measured: list[Example]
+    calibration: list[Example]
+    fresh: list[Example]
+
+
+def choose_examples(settings: Settings) -> ChosenExamples:
+    """The examples of a search, chosen by its seed. What `--questions` leaves is shared: half of it calibrates, at most
+    CALIBRATION_QUESTIONS.
 
     Raises:
         ValueError, FileNotFoundError: as `load_task`, and when no example is left to calibrate on.
@@ -138,7 +154,7 @@ def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Examp
     task = load_task(
         settings.task,
         data=settings.data,
-        limit=settings.questions + CALIBRATION_QUESTIONS,
+        limit=settings.questions + CALIBRATION_QUESTIONS + STATED_QUESTIONS + CHOICE_QUESTIONS,
         seed=settings.seed,
         run_code=settings.run_code,
     )
@@ -147,7 +163,9 @@ def choose_examples(settings: Settings) -> tuple[Task, list[Example], list[Examp
             f"--questions {settings.questions} leaves nothing to calibrate on: task {task.name!r} has "
             f"{len(task.examples)} examples; expected at most {len(task.examples) - 1}"
         )
-    return task, task.examples[: settings.questions], task.examples[settings.questions :]
+    left = task.examples[settings.questions :]
+    calibration = min(CALIBRATION_QUESTIONS, max(1, len(left) // 2))
+    return ChosenExamples(task, task.examples[: settings.questions], left[:calibration], left[calibration:])
 
 
 def questions_digest(examples: Sequence[Example]) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from adaptive_pyramid.config import PyramidConfig
 from adaptive_pyramid.profile import Profile
+from tuning.statistics import pareto_front
 from tuning.study.trial_record import TrialRecord, is_measured, worker_of
 
 COLUMNS = (
@@ -53,17 +54,12 @@ def best_first(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(filter(feasible, trials), key=lambda trial: -TrialRecord.of(trial).speed.ratio)
 
 
-def front(trials: Sequence[FrozenTrial]) -> set[int]:
-    """Numbers of the usable trials that no other beats in speed without losing score (the Pareto front)."""
-    points = {}
-    for trial in filter(feasible, trials):
-        record = TrialRecord.of(trial)
-        points[trial.number] = (record.speed.ratio, record.score.value)
-    return {
-        number
-        for number, (ratio, score) in points.items()
-        if not any(r >= ratio and s >= score and (r, s) != (ratio, score) for r, s in points.values())
-    }
+def front(trials: Sequence[FrozenTrial], by_drift: bool = False) -> set[int]:
+    """Numbers of the usable trials that no other beats in speed without losing score, or drifting more (Pareto front)."""
+    usable = list(filter(feasible, trials))
+    records = [TrialRecord.of(trial) for trial in usable]
+    best = pareto_front([(one.speed.ratio, -one.speed.mean_drift if by_drift else one.score.value) for one in records])
+    return {trial.number for trial, on_front in zip(usable, best) if on_front}
 
 
 def median_error(trials: Sequence[FrozenTrial], name: str = "predicted_ratio") -> float:
@@ -168,20 +164,25 @@ def write_markdown(path: Path, title: str, table_rows: Sequence[dict[str, str]],
 
 def summary(profile: Profile, errors: Mapping[str, float], steps: Sequence[tuple[str, float, float]]) -> list[str]:
     """What to say below the table: the winner, the score, the predictions' errors, time and memory of each step."""
-    seen = profile.measured
-    score = seen["score"]
-    best = (
-        f"best: {label(profile.config, profile.tiers)}: {seen['speed_ratio']:.2f} x target-only decoding, "
-        f"{seen['tokens_per_second']:.1f} tokens/s"
-    )
+    seen, study = profile.measured, profile.study
+    score, found = seen["score"], label(PyramidConfig.from_dict(study["best_config"]), profile.tiers)
+    interval = study["best_speed_ratio_interval"]
+    ratio = f"{study['best_speed_ratio']:.2f} x target-only decoding "
+    ratio += "(one question: no interval" if interval is None else "({:.2f} to {:.2f}".format(*interval)
+    ratio += f"; {seen['prompts']} prompts, {study['measured_on']})"
+    if study["gain_shown"]:
+        best = f"best: {found}: {ratio}, {seen['tokens_per_second']:.1f} tokens/s"
+    else:
+        best = (
+            f"no gain shown: the best config found, {found}, reaches {ratio}; the profile keeps target-only decoding, "
+            f"{seen['tokens_per_second']:.1f} tokens/s"
+        )
     if "speed_ratio_hf" in seen:
         best += f", {seen['speed_ratio_hf']:.2f} x Hugging Face generate"
-    for name, ratio in seen.get("speed_ratio_other_targets", {}).items():
-        best += f", {ratio:.2f} x target-only decoding with target {name} (same weights, other kernel)"
-    if len(profile.config.route) == 1:
-        best += "; nothing was faster than the target alone"
+    for name, other in seen.get("speed_ratio_other_targets", {}).items():
+        best += f", {other:.2f} x target-only decoding with target {name} (same weights, other kernel)"
     return [
-        best + ("" if profile.study["remeasured"] else " (the trial's own numbers, not measured again)"),
+        best + ("" if study["remeasured"] else " (the trial's own numbers, not measured again)"),
         f"score: {score['value']:.3f} (95 % interval {score['low']:.3f} to {score['high']:.3f}, n = {score['n']}), "
         f"{score['label']}",
         f"median error of the predicted ratios: replay {errors['predicted']:.1%}, formula {errors['formula']:.1%}",

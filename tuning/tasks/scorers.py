@@ -1,4 +1,4 @@
-"""Scorers: one value in [0, 1] per example, their mean with a 95 % interval, and the paired bootstrap."""
+"""Scorers: one value in [0, 1] per example, and their mean with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
+from tuning.statistics import share
 from tuning.tasks.answers import find_choice, find_number, find_program, normalised
 from tuning.tasks.formats import Example
 from tuning.tasks.sandbox import run_tests
@@ -188,47 +187,7 @@ def score_of(grades: Sequence[Grade], scorer: TaskScorer, label: str) -> Score:
     details: dict[str, Any] = {"per_example": values, **{note: counts[note] for note in scorer.notes}}
     if isinstance(scorer, Agreement):
         details["exact_match"] = counts["exact"] / len(values)
-    return Score(mean, *wilson(mean, len(values)), len(values), f"{scorer.label}: {label}", details)
-
-
-def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval for the mean of `n` independent values in [0, 1]; 95 % at the default z.
-
-    Exact in spirit for 0/1 values; for fractions it is conservative, since values in [0, 1] of mean m vary by at most
-    m (1 - m). Unlike the normal interval it stays within [0, 1] and keeps a width at 0 and 1.
-    """
-    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(max(0.0, mean * (1 - mean)) / n + z * z / (4 * n * n))
-    return (0.0 if mean == 0.0 else max(0.0, centre - half)), (1.0 if mean == 1.0 else min(1.0, centre + half))
-
-
-def paired_bootstrap(
-    a: Sequence[float], b: Sequence[float], *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """(mean of a - b, low, high): 95 % percentile interval over examples drawn with replacement, in pairs.
-
-    `a[i]` and `b[i]` belong to the same example. Raises ValueError for different or zero lengths and for values that
-    are not finite.
-    """
-    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if first.ndim != 1 or first.shape != second.shape or not first.size:
-        raise ValueError(f"a and b must be non-empty and of one length, got shapes {first.shape} and {second.shape}")
-    if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
-        raise ValueError(f"resamples must be an int of at least 1, got {resamples!r}")
-    difference = first - second
-    if not np.isfinite(difference).all():
-        raise ValueError("a and b must be finite numbers")
-    generator = np.random.default_rng(seed)
-    rows = max(1, 1_000_000 // difference.size)  # draws at a time: memory stays flat for long inputs
-    counts = [min(rows, resamples - done) for done in range(0, resamples, rows)]
-    means = np.concatenate(
-        [
-            difference[generator.integers(difference.size, size=(count, difference.size))].mean(axis=1)
-            for count in counts
-        ]
-    )
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(difference.mean()), float(low), float(high)
+    return Score(*share(mean, len(values)), len(values), f"{scorer.label}: {label}", details)
 
 
 def _whole(text: str) -> re.Pattern[str]:

@@ -25,11 +25,10 @@ from tuning.tasks.scorers import (
     TaskScorer,
     grade_all,
     make_scorer,
-    paired_bootstrap,
     score_of,
 )
 
-__all__ = ["Example", "Score", "Task", "load_task", "paired_bootstrap", "split", "task_names"]
+__all__ = ["Example", "Score", "Task", "load_task", "split", "task_names"]
 
 FOLDER = Path(__file__).with_name("data")
 KEYS = (
