@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from .config import PyramidConfig
 from .control.controller import Controller, RequestInfo
 from .decoding.decoder import Block, Decoding
+from .decoding.method import Method
 from .output import PyramidOutput, StopText
 from .stats import BlockStats, GenerationStats
 
 OnBlock = Callable[[BlockStats, list[int]], None]
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How one call decodes: the pyramid's own settings, with what the call gives put in their place."""
+
+    method: str | Method
+    config: PyramidConfig
+    control: str | Controller
+    drift_budget: float | None
+    hooks: tuple[OnBlock, ...] = ()
 
 
 class Generation:

@@ -12,20 +12,21 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from .call_options import CallOptions, read_keywords
 from .config import PyramidConfig
 from .control.controller import Controller, StartStepController
 from .control.factory import CONTROLS, Pool, default_config, make_controller
 from .control.warm_start import WarmStart
 from .decoding.decoder import PyramidDecoder
 from .decoding.method import Method, resolve
-from .errors import check_int, shown, unknown_name
-from .generation import Generation, OnBlock
+from .errors import shown, unknown_name
+from .generation import DecodingOptions, Generation, OnBlock
 from .models import calibration, families
 from .models.quantize import forward_bytes
 from .output import BatchOutput, Detokenizer, PyramidOutput, StopText, padded_batch
 from .profile import Profile
 from .prompts import Prompt, matching_tokenizer, read_prompts, unpadded
-from .request import build_request, padding_id, prepared_requests, read_keywords
+from .request import GenerationRequest, build_request, prepared_requests
 from .throughput import Acceptance
 from .wrappers import unwrapped
 
@@ -173,12 +174,13 @@ class AdaptivePyramid:
         """
         try:
             with self._lock:
-                prompts, batched = self._prompts(inputs, attention_mask, generation_config, keywords)
+                options, decoding_options = self._options(inputs, generation_config, keywords, on_block)
+                prompts, batched = self._prompts(inputs, attention_mask, options, keywords)
                 if streamer is not None and len(prompts) > 1:
                     raise ValueError(f"a streamer takes one prompt, got {len(prompts)}")
                 outputs = []
                 for row, prompt in enumerate(prompts):
-                    generation = self._generation(prompt, generation_config, keywords, on_block, row)
+                    generation = self._generation(prompt, options, decoding_options, row)
                     if streamer is not None:
                         streamer.put(torch.tensor([prompt.padding + prompt.ids]))
                     for block in generation.run():
@@ -207,10 +209,11 @@ class AdaptivePyramid:
         if self.tokenizer is None:
             raise ValueError("stream() yields text and needs a tokenizer: pass tokenizer= to the pyramid")
         with self._lock:
-            prompts, _ = self._prompts(inputs, attention_mask, generation_config, keywords)
+            options, decoding_options = self._options(inputs, generation_config, keywords, on_block)
+            prompts, _ = self._prompts(inputs, attention_mask, options, keywords)
             if len(prompts) != 1:
                 raise ValueError(f"stream() takes one prompt, got {len(prompts)}")
-            generation = self._generation(prompts[0], generation_config, keywords, on_block)
+            generation = self._generation(prompts[0], options, decoding_options)
         blocks, detokenizer, sent = generation.run(), Detokenizer(self.tokenizer), 0
         while not generation.decoding.finished:
             # Held for a block and not for the whole text: whoever began a stream may never finish it, or in another thread.
@@ -248,7 +251,7 @@ class AdaptivePyramid:
             prompts = unpadded(input_ids.tolist(), model_keywords.get("attention_mask"))
             new = []
             for request in prepared_requests(prompts, logits_processor, stopping_criteria, generation_config):
-                generation = self._start(request, {}, None, ())
+                generation = self._start(request, self._decoding_options({}, ()))
                 for _ in generation.run():
                     pass
                 new.append(generation.decoding.new_ids)
@@ -270,14 +273,38 @@ class AdaptivePyramid:
         self._saved_state = dict(state)
         self._controllers.clear()
 
-    def _prompts(
-        self, inputs: Any, attention_mask: Any, generation_config: GenerationConfig | None, keywords: dict[str, Any]
-    ) -> tuple[list[Prompt], bool]:
-        if inputs is None and "input_ids" in keywords:
-            inputs = keywords.pop("input_ids")
-        prompts, batched = read_prompts(
-            inputs, attention_mask, self.tokenizer, padding_id(self.decoder.tiers[-1], generation_config, keywords)
+    def _options(
+        self,
+        inputs: Any,
+        generation_config: GenerationConfig | None,
+        keywords: Mapping[str, Any],
+        on_block: OnBlock | Sequence[OnBlock],
+    ) -> tuple[CallOptions, DecodingOptions]:
+        """The one place that reads the keywords of a call."""
+        prompt = ("input_ids",) if inputs is None else ()
+        generation = {k: v for k, v in keywords.items() if k not in _CALL_KEYWORDS and k not in prompt}
+        options = read_keywords(self.decoder.tiers[-1], generation_config, generation, extra=_CALL_KEYWORDS)
+        return options, self._decoding_options(keywords, on_block)
+
+    def _decoding_options(self, keywords: Mapping[str, Any], on_block: OnBlock | Sequence[OnBlock]) -> DecodingOptions:
+        hooks = tuple(on_block or ()) if isinstance(on_block, (list, tuple, type(None))) else (on_block,)
+        if not all(map(callable, hooks)):
+            raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {shown(on_block)}")
+        given = keywords.get("config")
+        return DecodingOptions(
+            method=keywords.get("method") or self.method,
+            config=self.decoder.check(self.config if given is None else given),
+            # Whoever passes a config to one call wants that config, unless the call also names a control.
+            control=_checked_control(keywords.get("control")) or (self.control if given is None else "fixed"),
+            drift_budget=keywords.get("drift_budget", self.drift_budget),
+            hooks=hooks,
         )
+
+    def _prompts(
+        self, inputs: Any, attention_mask: Any, options: CallOptions, keywords: Mapping[str, Any]
+    ) -> tuple[list[Prompt], bool]:
+        inputs = keywords.get("input_ids") if inputs is None else inputs
+        prompts, batched = read_prompts(inputs, attention_mask, self.tokenizer, options.padding_id)
         known = self.decoder.scorers[self.decoder.target].embeddings
         for prompt in prompts:
             if not 0 <= min(prompt.ids) <= max(prompt.ids) < known:
@@ -287,51 +314,25 @@ class AdaptivePyramid:
         return prompts, batched
 
     def _generation(
-        self,
-        prompt: Prompt,
-        generation_config: GenerationConfig | None,
-        keywords: dict[str, Any],
-        on_block: OnBlock | Sequence[OnBlock],
-        row: int = 0,
+        self, prompt: Prompt, options: CallOptions, decoding_options: DecodingOptions, row: int = 0
     ) -> Generation:
-        own = {name: keywords[name] for name in _CALL_KEYWORDS if name in keywords}
-        target = self.decoder.tiers[-1]
-        config, ours = read_keywords(
-            target, generation_config, {k: v for k, v in keywords.items() if k not in own}, extra=_CALL_KEYWORDS
-        )
-        tokenizer = ours.get("tokenizer") or self.tokenizer
-        stop_text = None
-        if ours["stop_strings"]:
+        tokenizer, stop_text = options.tokenizer or self.tokenizer, None
+        if options.stop_strings:
             if tokenizer is None:
                 raise ValueError("stop_strings need a tokenizer: pass tokenizer= to the pyramid or to this call")
-            strings = ours["stop_strings"]
-            stop_text = StopText(tokenizer, [strings] if isinstance(strings, str) else strings)
-        if ours.get("seed") is not None:
-            ours["seed"] = check_int("seed", ours["seed"], 0) + row
-        allowed = ours.get("prefix_allowed_tokens_fn")
-        if allowed is not None:
-            ours["prefix_allowed_tokens_fn"] = lambda _, ids: allowed(
-                row, ids
-            )  # rows run one by one, as batches of one
+            stop_text = StopText(tokenizer, options.stop_strings)
         limit = self.decoder.scorers[self.decoder.target].max_context
-        request = build_request(target, prompt, generation_config, config, ours, keywords, stop_text, limit)
-        return self._start(request, own, stop_text, on_block)
+        request = build_request(self.decoder.tiers[-1], prompt, options, row, limit)
+        return self._start(request, decoding_options, stop_text)
 
     def _start(
-        self, request: Any, own: dict[str, Any], stop_text: StopText | None, on_block: OnBlock | Sequence[OnBlock]
+        self, request: GenerationRequest, options: DecodingOptions, stop_text: StopText | None = None
     ) -> Generation:
-        method = own.get("method") or self.method
-        budget = own["drift_budget"] if "drift_budget" in own else self.drift_budget
-        decoding = self.decoder.start(request, method, budget)
-        given = own.get("config")
-        config = self.decoder.check(self.config if given is None else given)
-        # Whoever passes a config to one call wants that config, unless the call also names a control.
-        control = _checked_control(own.get("control")) or (self.control if given is None else "fixed")
-        controller = self._controller(control, decoding.method, config, request.do_sample, decoding.drift_budget)
-        hooks = tuple(on_block or ()) if isinstance(on_block, (list, tuple, type(None))) else (on_block,)
-        if not all(map(callable, hooks)):
-            raise TypeError(f"on_block must be a callable f(stats, new_ids) or several of them, got {shown(on_block)}")
-        return Generation(decoding, controller, self.tokenizer, stop_text, hooks)
+        decoding = self.decoder.start(request, options.method, options.drift_budget, stop_text)
+        controller = self._controller(
+            options.control, decoding.method, options.config, request.do_sample, decoding.drift_budget
+        )
+        return Generation(decoding, controller, self.tokenizer, stop_text, options.hooks)
 
     def _controller(
         self, control: str | Controller, method: Method, config: PyramidConfig, do_sample: bool, budget: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +117,17 @@ class PyramidDecoder:
         return config
 
     def start(
-        self, request: GenerationRequest, method: str | Method = "pyramid", drift_budget: float | None = None
+        self,
+        request: GenerationRequest,
+        method: str | Method = "pyramid",
+        drift_budget: float | None = None,
+        stop_text: Callable[[Sequence[int]], bool] | None = None,
     ) -> Decoding:
-        """A decoding of one prompt, to be stepped by hand: `while not d.finished: block = d.step(config)`."""
-        return Decoding(self, request, method, drift_budget)
+        """A decoding of one prompt, to be stepped by hand: `while not d.finished: block = d.step(config)`.
+
+        `stop_text` is called with the new ids after every token and says whether the text ends there.
+        """
+        return Decoding(self, request, method, drift_budget, stop_text)
 
     def blocks(
         self,
@@ -145,7 +152,12 @@ class Decoding:
     """
 
     def __init__(
-        self, decoder: PyramidDecoder, request: GenerationRequest, method: str | Method, drift_budget: float | None
+        self,
+        decoder: PyramidDecoder,
+        request: GenerationRequest,
+        method: str | Method,
+        drift_budget: float | None,
+        stop_text: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         self.decoder = decoder
         self.request = request
@@ -153,6 +165,7 @@ class Decoding:
         self.sequence = TokenSequence(request.prompt_ids)
         self.finish_reason: str | None = "length" if request.max_new_tokens == 0 else None
         self.notes: list[str] = []
+        self._stop_text = stop_text
         self._lost: dict[int, str] = {}
         noise = None
         if request.do_sample:
@@ -235,7 +248,7 @@ class Decoding:
     def _emit(self, verdict: Verdict) -> list[int]:
         """Append the verdict's tokens up to the first stop."""
         request = self.request
-        if not request.checks_every_token:
+        if self._stop_text is None and not request.criteria:
             tokens = verdict.tokens
             self.sequence.accept(tokens)
         else:
@@ -243,7 +256,10 @@ class Decoding:
             for i, token in enumerate(verdict.tokens):
                 tokens.append(token)
                 self.sequence.accept([token])
-                self.finish_reason = request.stop_reason(self.sequence.ids, verdict.scores[i : i + 1])
+                if self._stop_text is not None and self._stop_text(self.new_ids):
+                    self.finish_reason = "stop_string"
+                elif request.meets_criteria(self.sequence.ids, verdict.scores[i : i + 1]):
+                    self.finish_reason = "stopping_criteria"
                 if self.finish_reason is not None:
                     break
         if tokens[-1] in request.eos:

@@ -53,7 +53,7 @@ class Verdict:
     """What a verification emits: the accepted prefix and, before EOS, one token more. Host numbers, but for the tensors.
 
     Args:
-        tokens: n_accepted + 1 ids. relaxed: accepted tokens that only tau let through.
+        tokens: n_accepted + 1 ids. loosened: per accepted token, whether only tau let it through.
         drift: per emitted token, the distance of its distribution from the verifier's.
         distributions, logits: rows of the emitted tokens, as in Proposal (distributions None = point masses).
         scores: the verifier's processed scores at the emitted tokens, float32.
