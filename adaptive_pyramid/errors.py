@@ -8,6 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+class FamilyUnavailable(RuntimeError):
+    """A family's weights can neither be found on this machine nor be fetched; the message says what would help."""
+
+
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> str:
     """The sentence for a name that is not among `choices`, with the nearest valid one offered.
 

@@ -14,15 +14,11 @@ import yaml
 from .atomic_write import write_atomically
 from .config import PyramidConfig
 from .errors import check_int, check_keys, check_number, unknown_name
+from .names import DIVERGENCE_NAMES, METHOD_NAMES, RULE_NAMES
 from .throughput import CostModel
 from .yaml_file import read_yaml
 
 SCHEMA_VERSION = 1
-
-# The names that decoding knows, repeated here because its modules load torch; a test compares them.
-METHOD_NAMES = ("ar", "sd", "fsd", "psd_a", "psd_f", "polybasic", "pyramid")
-RULE_NAMES = ("exact", "match", "fuzzy", "relaxed")
-DIVERGENCE_NAMES = ("js", "tv", "kl", "kl_rev", "logit_gap", "topk_1", "topk_5", "topk_20")
 
 # What every measured number of a profile is, with its unit.
 MEASUREMENTS = {

@@ -211,7 +211,7 @@ def test_policies_use_numpy_and_the_standard_library_only():
     assert used <= allowed
 
 
-@pytest.mark.parametrize("module", ["config", "stats", "throughput", "errors"])
+@pytest.mark.parametrize("module", ["config", "stats", "throughput", "errors", "names"])
 def test_host_side_modules_do_not_need_torch(module):
     reached, waiting = set(), [f"adaptive_pyramid.{module}"]
     while waiting:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from adaptive_pyramid.config import PyramidConfig
-from adaptive_pyramid.profile import DIVERGENCE_NAMES, METHOD_NAMES, RULE_NAMES, Profile
+from adaptive_pyramid.names import DIVERGENCE_NAMES, METHOD_NAMES
+from adaptive_pyramid.profile import Profile
 from adaptive_pyramid.throughput import CostModel
 
 
@@ -235,9 +236,9 @@ def test_nothing_is_said_where_nothing_differs() -> None:
 
 def test_the_names_are_those_of_decoding() -> None:
     from adaptive_pyramid.decoding.divergence import DIVERGENCES
-    from adaptive_pyramid.decoding.method import METHODS, RULES
+    from adaptive_pyramid.decoding.method import METHODS
 
-    assert METHOD_NAMES == tuple(METHODS) and RULE_NAMES == RULES and DIVERGENCE_NAMES == tuple(DIVERGENCES)
+    assert METHOD_NAMES == tuple(METHODS) and DIVERGENCE_NAMES == tuple(DIVERGENCES)
 
 
 def test_reading_a_profile_needs_no_torch(tmp_path) -> None:

@@ -16,10 +16,10 @@ from scipy import stats
 
 from adaptive_pyramid.decoding.divergence import DIVERGENCES
 from adaptive_pyramid.decoding.drift import DriftBudget
-from adaptive_pyramid.decoding.method import RULES
 from adaptive_pyramid.decoding.sampling import KeyedNoise, PrivateNoise, Sampler, inverse_cdf
 from adaptive_pyramid.decoding.tokens import Tokens
 from adaptive_pyramid.decoding.verify import Proposal, Verdict, Verifier
+from adaptive_pyramid.names import RULE_NAMES
 from tests.toys import VOCAB, warped_distribution, warpers
 
 WIDTH = 2.0**-22  # of the bisection: 2.4e-7
@@ -30,7 +30,7 @@ SETTINGS = [
 ]
 # 0 is off; each of the others lets some positions of the settings pass and not all (asserted).
 TAUS = {"exact": (0.0,), "match": (0.0,), "fuzzy": (0.0, 0.03, 0.1), "relaxed": (0.0, 0.15, 0.4)}
-RULES_AND_TAUS = [(rule, tau) for rule in RULES for tau in TAUS[rule]]
+RULES_AND_TAUS = [(rule, tau) for rule in RULE_NAMES for tau in TAUS[rule]]
 
 
 class GivenNoise(PrivateNoise):
@@ -177,7 +177,7 @@ def test_emitted_distribution_under_private_noise(rule, tau):
     assert loosened == ({False} if tau == 0 else {False, True})  # both branches were really taken
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_bonus_token_is_drawn_from_the_verifiers_distribution(rule):
     for seed, settings in enumerate(SETTINGS[::5]):
         sampler, logits, scores, draft_logits, distribution, p, _ = prepared(settings, seed)
@@ -235,7 +235,7 @@ def test_no_proposal_draws_from_the_verifiers_distribution():
     for settings in SETTINGS[::5]:
         sampler, logits, scores, _, _, p, _ = prepared(settings, 3)
         noise = GivenNoise()
-        for rule in RULES:
+        for rule in RULE_NAMES:
 
             def draw(u: float) -> int:
                 noise.values = [u]

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..config import PyramidConfig, Route
 from ..errors import check_number, shown, unknown_name
-from .divergence import DIVERGENCES
-
-RULES = ("exact", "match", "fuzzy", "relaxed")
+from ..names import DIVERGENCE_NAMES, RULE_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +30,10 @@ class Method:
 
     def __post_init__(self) -> None:
         for field_name in ("lower", "top"):
-            if getattr(self, field_name) not in RULES:
-                raise ValueError(unknown_name(f"rule in Method.{field_name}", getattr(self, field_name), RULES))
-        if self.divergence not in DIVERGENCES:
-            raise ValueError(unknown_name("divergence", self.divergence, DIVERGENCES))
+            if getattr(self, field_name) not in RULE_NAMES:
+                raise ValueError(unknown_name(f"rule in Method.{field_name}", getattr(self, field_name), RULE_NAMES))
+        if self.divergence not in DIVERGENCE_NAMES:
+            raise ValueError(unknown_name("divergence", self.divergence, DIVERGENCE_NAMES))
         if self.shape not in (None, "target", "two", "all"):
             raise ValueError(unknown_name("method shape", self.shape, ("target", "two", "all")))
 

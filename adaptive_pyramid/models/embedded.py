@@ -25,13 +25,11 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ..errors import FamilyUnavailable
+
 MANIFEST = "manifest.json"
 _CONVERSION = 1  # part of the directory's name: raise it when `convert` writes something else
 _TRIES = 2
-
-
-class FamilyUnavailable(RuntimeError):
-    """A family's weights can neither be found on this machine nor be fetched; the message says what would help."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from adaptive_pyramid.errors import check_keys, unknown_name
+from adaptive_pyramid.errors import FamilyUnavailable, check_keys, unknown_name
 from adaptive_pyramid.models import calibration
 from adaptive_pyramid.models.embedded import (
-    FamilyUnavailable,
     Wheel,
     model_directory,
     native_bfloat16,

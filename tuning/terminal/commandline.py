@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from adaptive_pyramid.errors import unknown_name
+from adaptive_pyramid.errors import FamilyUnavailable, unknown_name
 
 INTERRUPTED = 130  # the shell's code for Ctrl-C
 
@@ -41,9 +41,5 @@ def one_sentence(cli: argparse.ArgumentParser) -> Iterator[None]:
     """What users can get wrong becomes one sentence and exit code 2; what else goes wrong shows where."""
     try:
         yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        cli.error(" ".join(str(error).split()))
-    except RuntimeError as error:
-        if type(error).__name__ != "FamilyUnavailable":  # by name: importing the class would import torch
-            raise
+    except (ValueError, TypeError, OSError, ImportError, FamilyUnavailable) as error:
         cli.error(" ".join(str(error).split()))
