@@ -114,7 +114,8 @@ class BlockTable:
             estimated=np.zeros(len(starts), bool),
             unseen=zeros(),
             first={tier: zeros() for tier in models},
-            cached=dict.fromkeys(models, starts - 1),
+            # An array of its own for every tier: what each one has cached is booked in place.
+            cached={tier: starts - 1 for tier in models},  # noqa: C420
             events=[] if details else None,
         )
 
