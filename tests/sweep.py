@@ -1,6 +1,6 @@
 """Every causal LM that transformers knows, tiny and random, against Hugging Face `generate`.
 
-    python tests/sweep.py [--kinds llama gemma3_text ...] [--new-tokens 48] [--prompts 3] [--table]
+    python -m tests.sweep [--kinds llama gemma3_text ...] [--new-tokens 48] [--prompts 3] [--table]
 
 A kind is *equal* if `ar`, `sd` with a draft that is right part of the time, a lookup and a chain of three tiers all give the
 ids of `target.generate`; *refused* if the pyramid says at construction that it cannot decode it, and why; else it *differs* or
@@ -11,7 +11,6 @@ ids of `target.generate`; *refused* if the pyramid says at construction that it 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import traceback
 from collections import Counter
@@ -21,9 +20,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from adaptive_pyramid import AdaptivePyramid, PromptLookup, PyramidConfig
 from tests.tiny import perturbed

@@ -258,7 +258,7 @@ def test_profile_check(folder, run_example):
         ("lookup", "draft", "target"),
         "pyramid",
         PyramidConfig.simple([2, 4]),
-        study={"questions": 90, "seed": 0, "max_new_tokens": 6},
+        study={"questions": 60, "seed": 0, "max_new_tokens": 6},
     )
     tuned.save(folder / "tuned.yaml")
     with pytest.raises(SystemExit) as ended:

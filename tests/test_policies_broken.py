@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_policies_contract import ContextualContract, ForgettingContract, PolicyContract
 
 from policies import UCB1, UCBV, DiscountedUCB, EpsilonGreedy, Exp3, LinUCB, Policy, SlidingWindowUCB, ThompsonSampling
+from tests.test_policies_contract import ContextualContract, ForgettingContract, PolicyContract
 
 
 class SameBonusForEveryArm(UCB1):

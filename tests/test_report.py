@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from test_tuning_search import ENVIRONMENT
 
+from tests.test_tuning_search import ENVIRONMENT
 from tests.tiny_search import search, tiny_family
 from tuning.report import __main__ as report
 from tuning.report import html as page_html

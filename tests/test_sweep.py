@@ -1,6 +1,6 @@
 """Every causal LM of transformers, tiny: equal to `generate` in every way of decoding, or refused when the pyramid is made.
 
-`python tests/sweep.py` is the long form. A kind that the table does not know yet must be one or the other, too, if it can be
+`python -m tests.sweep` is the long form. A kind that the table does not know yet must be one or the other, too, if it can be
 made tiny from its defaults; one that the installed transformers lacks is skipped.
 """
 

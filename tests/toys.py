@@ -36,9 +36,10 @@ class TableModel(PreTrainedModel, GenerationMixin):
     are read back from it, so a cache that was not rolled back, or rolled back too far, changes the logits."""
 
     config_class = PretrainedConfig
+    _supports_attention_backend = True  # its cache is not tried at construction: engines that are wrong there must run
 
     def __init__(self, table: torch.Tensor, embeddings: int | None = None) -> None:
-        super().__init__(PretrainedConfig(vocab_size=table.shape[-1]))
+        super().__init__(PretrainedConfig(vocab_size=table.shape[-1], num_hidden_layers=1))
         self.embeddings = embeddings or table.shape[-1]
         self.embed = torch.nn.Embedding(self.embeddings, 1)
         self.head = torch.nn.Linear(1, table.shape[-1], bias=False)
