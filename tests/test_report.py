@@ -391,9 +391,9 @@ def browse(page: Path, *arguments: str) -> str:
         "--disable-sync",
         "--hide-scrollbars",
         "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={html.with_name('browser')}",
+        f"--user-data-dir={page.with_name('browser')}",
         *arguments,
-        html.as_uri(),
+        page.as_uri(),
     ]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -138,6 +138,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_assistant": {
+        # Nothing else makes its text model small: it would have 1.4 billion parameters.
+        "text_config.hidden_size": HIDDEN,
+        "text_config.intermediate_size": HIDDEN,
+        "text_config.vocab_size": VOCAB,
+        "text_config.head_dim": HEAD_DIM,
         "text_config.hidden_size_per_layer_input": 0,
         "text_config.vocab_size_per_layer_input": 0,
         "text_config.num_hidden_layers": 2,
